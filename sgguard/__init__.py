@@ -1,0 +1,98 @@
+"""sgguard: a runtime guard for the enumerated values that SGLang takes.
+
+Usage::
+
+    import sgguard.auto          # policy from SGGUARD_POLICY, else observe only
+    import sglang
+
+or, with a policy of one's own::
+
+    import sgguard
+
+    with sgguard.install("policy.yaml"):
+        ...
+
+``install``, ``uninstall`` and ``status`` act on this process. Importing this package imports
+neither SGLang nor torch nor pydantic.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from sgguard._version import __version__
+from sgguard.errors import InvalidPolicyError, PolicyError, Problem, SgguardError
+from sgguard.runtime import Installation, PointStatus, Status, runtime
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from sgguard.policy import Policy, load_policy
+
+__all__ = [
+    "Installation",
+    "InvalidPolicyError",
+    "PointStatus",
+    "Policy",
+    "PolicyError",
+    "Problem",
+    "SgguardError",
+    "Status",
+    "__version__",
+    "install",
+    "load_policy",
+    "status",
+    "uninstall",
+]
+
+
+def install(
+    policy: Policy | str | os.PathLike[str] | None = None,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> Installation:
+    """Guard SGLang in this process, whether it is imported already or later.
+
+    May be called again: with a policy, that policy replaces the one in force; without, the
+    one in force stays. Guards that something else replaced are put back.
+
+    Args:
+        policy: a ``Policy``, or the path of a policy file. ``None`` keeps the policy in
+            force; at first that is to observe only.
+        tracer_provider: where spans go; OpenTelemetry's global provider if ``None``.
+        meter_provider: where metrics go; OpenTelemetry's global provider if ``None``.
+
+    Returns:
+        A handle with ``uninstall()`` and ``status()``, also a context manager.
+
+    Raises:
+        PolicyError: if the policy cannot be read, is invalid, or names a value that the
+            SGLang imported in this process does not accept. Nothing is changed then.
+    """
+    return runtime.install(policy, tracer_provider=tracer_provider, meter_provider=meter_provider)
+
+
+def uninstall() -> None:
+    """Take every guard off: the attributes of SGLang's classes are the objects they were.
+
+    Where something else has wrapped a guard meanwhile, the guard stays below it and passes
+    calls straight on. Counts are kept. May be called twice.
+    """
+    runtime.uninstall()
+
+
+def status() -> Status:
+    """What is guarded now, what is not and why, and what has been counted."""
+    return runtime.status()
+
+
+def __getattr__(name: str) -> Any:
+    # The policy model needs pydantic, which `import sgguard.auto` must not load.
+    if name in ("Policy", "load_policy"):
+        from sgguard import policy
+
+        return getattr(policy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

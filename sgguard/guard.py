@@ -1,0 +1,558 @@
+"""One call through a guard: try, decide, retry.
+
+SGLang is always called first, with the value as it came. Only its refusal leads anywhere
+else, so a valid call costs little, and the guard can never be stricter than SGLang.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol
+
+from sgguard import accepted as accepted_
+from sgguard import note as note_
+from sgguard.callsite import Frame, callers, is_plumbing
+from sgguard.catalogue import UNSET, Point
+from sgguard.errors import fail_open
+from sgguard.repair import STEPS, Step, readings
+from sgguard.rules import Action, Rule
+from sgguard.values import plain
+
+Outcome = Literal["accepted", "normalised", "fell_back", "refused"]
+
+REFUSALS: Final = (ValueError, AttributeError, TypeError, KeyError)
+"""What SGLang's guarded functions raise for a value they do not take."""
+
+UNKNOWN_MODE: Final = "unknown"
+"""The name of a mode that was in force before the guard saw its object."""
+
+#: How many frames of an invalid value's callers are kept.
+STACK_DEPTH: Final = 6
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a value that SGLang refused ended.
+
+    Attributes:
+        point: the point it was refused at.
+        implementation: whose class refused it, ``sglang`` or ``diffusers``.
+        method: name of the guarded method.
+        action: what the policy allowed.
+        outcome: ``normalised``, ``fell_back`` or ``refused``.
+        received: the value as it came.
+        applied: the value SGLang accepted instead; ``UNSET`` when refused.
+        step: the normalise step that found it, if one did.
+        error: SGLang's exception.
+        frames: the callers, call site first.
+    """
+
+    point: Point
+    implementation: str
+    method: str
+    action: Action
+    outcome: Outcome
+    received: object
+    applied: object
+    step: Step | None
+    error: BaseException
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The mode of one object changing.
+
+    Attributes:
+        point: the point whose method changed it.
+        implementation: ``sglang`` or ``diffusers``.
+        method: ``set_mode``, or a method that resets the mode (``clear``).
+        before: the mode before; ``UNSET`` where it is not known.
+        after: the mode now in force.
+        seconds: how long ``before`` was on; ``None`` where its start was not seen.
+        modes: the names that SGLang's own modes have in telemetry (a closed set).
+        frames: the caller.
+    """
+
+    point: Point
+    implementation: str
+    method: str
+    before: object
+    after: object
+    seconds: float | None
+    modes: frozenset[str]
+    frames: tuple[Frame, ...]
+
+
+class Recorder(Protocol):
+    """Where decisions and transitions go. The guard knows no more of telemetry than this."""
+
+    def invalid(self, decision: Decision) -> None: ...
+
+    def transition(self, transition: Transition) -> None: ...
+
+
+class Counter:
+    """A count that threads may add to without a lock.
+
+    ``itertools.count`` advances in one step of C code, so no addition is lost, and it costs
+    a fraction of a locked one. Reading takes one step back out again, under a lock.
+    """
+
+    __slots__ = ("_lock", "_reads", "add")
+
+    def __init__(self) -> None:
+        self.add = itertools.count().__next__
+        self._reads = 0
+        self._lock = threading.Lock()
+
+    def value(self) -> int:
+        with self._lock:
+            count = self.add() - self._reads
+            self._reads += 1
+            return count
+
+
+class Counts:
+    """What one point has seen in this process."""
+
+    def __init__(self) -> None:
+        self.accepted = Counter()
+        self._lock = threading.Lock()
+        self._invalid: dict[tuple[Outcome, Action], int] = {}
+        self._transitions: dict[tuple[str, str], int] = {}
+
+    def add_transition(self, before: str, after: str) -> None:
+        with self._lock:
+            key = (before, after)
+            self._transitions[key] = self._transitions.get(key, 0) + 1
+
+    def transitions(self) -> dict[tuple[str, str], int]:
+        """Transitions by the names of the mode before and after."""
+        with self._lock:
+            return dict(self._transitions)
+
+    def add_invalid(self, outcome: Outcome, action: Action) -> None:
+        with self._lock:
+            key = (outcome, action)
+            self._invalid[key] = self._invalid.get(key, 0) + 1
+
+    def invalid(self) -> dict[tuple[Outcome, Action], int]:
+        with self._lock:
+            return dict(self._invalid)
+
+    def calls(self) -> dict[Outcome, int]:
+        """Guarded calls by outcome."""
+        found: dict[Outcome, int] = {"accepted": self.accepted.value()}
+        for (outcome, _), count in self.invalid().items():
+            found[outcome] = found.get(outcome, 0) + count
+        return found
+
+
+class ModeClock:
+    """Since when each object is in its mode, without keeping any object alive.
+
+    Keyed by identity: a class of SGLang's may define ``__eq__``. The weak reference's
+    callback drops the entry before the memory, and with it the id, can be used again.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], object, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def mode(self, instance: object) -> object:
+        entry = self._entries.get(id(instance))
+        return UNSET if entry is None else entry[1]
+
+    def switch(self, instance: object, mode: object) -> float | None:
+        """Note that ``mode`` begins now; give the seconds the one before it was on."""
+        now = time.monotonic()
+        key = id(instance)
+        previous = self._entries.get(key)
+        if previous is None:
+            entries = self._entries
+
+            def drop(_: object) -> None:
+                entries.pop(key, None)
+
+            try:
+                reference = weakref.ref(instance, drop)
+            except TypeError:  # __slots__ without __weakref__: its modes cannot be timed
+                return None
+        else:
+            reference = previous[0]
+        self._entries[key] = (reference, mode, now)
+        return None if previous is None else max(now - previous[2], 0.0)
+
+
+class _Busy(threading.local):
+    """Not zero while the guard runs its own code, which may run the value's (``repr``, ``==``).
+
+    A guarded call made from there passes straight through, so that a value whose ``repr``
+    switches a mode cannot recurse.
+    """
+
+    active = 0
+
+    def __enter__(self) -> None:
+        self.active += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.active -= 1
+
+
+_busy = _Busy()
+
+_UNREPAIRED: Final = object()
+
+
+class Guard:
+    """The guard of one method of one class.
+
+    ``call``, ``call_mode`` and ``call_reset`` have the signature of a wrapt wrapper:
+    ``(wrapped, instance, args, kwargs)``, where ``wrapped`` is bound.
+
+    Args:
+        point: the row of the catalogue, or a discovered one.
+        implementation: whose class it is.
+        owner: the class that defines the method.
+        raw: the class attribute below the guard.
+        rule: what the policy says; replaced as a whole when the policy changes.
+        counts: the point's counts.
+        recorder: where decisions and transitions go.
+    """
+
+    def __init__(
+        self,
+        point: Point,
+        implementation: str,
+        owner: type,
+        raw: object,
+        rule: Rule,
+        counts: Counts,
+        recorder: Recorder,
+    ) -> None:
+        self.point = point
+        self.implementation = implementation
+        self.owner = owner
+        self.raw = raw
+        self.rule = rule
+        self.counts = counts
+        self.recorder = recorder
+        self.clock = ModeClock()
+        #: A guard that cannot be taken off (something wraps it) passes calls straight on.
+        self.off = False
+        self.function = accepted_.function_of(raw)
+        self._codes = accepted_.codes_of(raw, owner)
+        self.method = point.targets[0].method
+        self._count = counts.accepted.add
+        self._read_mode = point.read_mode or (lambda _: UNSET)
+        self._parameter = self._value_parameter()
+
+    # The three wrappers. Nothing but SGLang's call and a few attribute reads happens in them
+    # while SGLang accepts the value and the mode stays the same.
+
+    def call(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Guard a pure function of a value (``from_string``)."""
+        if self.off:
+            return wrapped(*args, **kwargs)
+        try:
+            result = wrapped(*args, **kwargs)
+        except REFUSALS as error:
+            result = self._refused(wrapped, args, kwargs, error)
+            if result is _UNREPAIRED:
+                raise
+            return result[0]
+        self._count()
+        return result
+
+    def call_mode(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Guard a method that switches an object's mode (``set_mode``)."""
+        if self.off:
+            return wrapped(*args, **kwargs)
+        before = self._read_mode(instance)
+        applied = UNSET
+        try:
+            result = wrapped(*args, **kwargs)
+        except REFUSALS as error:
+            repaired = self._refused(wrapped, args, kwargs, error)
+            if repaired is _UNREPAIRED:
+                raise
+            result, applied = repaired
+        else:
+            self._count()
+        after = self._read_mode(instance)
+        if after is not before or after is UNSET:
+            self._changed(instance, before, after, args, kwargs, applied)
+        return result
+
+    def call_reset(
+        self, wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Watch a method that resets the mode and takes no value (``clear``)."""
+        if self.off:
+            return wrapped(*args, **kwargs)
+        before = self._read_mode(instance)
+        result = wrapped(*args, **kwargs)
+        after = self._read_mode(instance)
+        if after is not before:
+            self._transition(instance, before, after, wrapped.__name__)
+        return result
+
+    # What follows runs only when something is to be said.
+
+    def _value_parameter(self) -> str | None:
+        """The name of the parameter that takes the value: the one after ``self``/``cls``."""
+        if self.function is None:
+            return None
+        code = self.function.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        position = 0 if isinstance(self.raw, staticmethod) else 1
+        return names[position] if len(names) > position else None
+
+    def _value(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        if args:
+            return args[0]
+        return kwargs.get(self._parameter, UNSET) if self._parameter else UNSET
+
+    def _changed(
+        self,
+        instance: object,
+        before: object,
+        after: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        applied: object,
+    ) -> None:
+        with fail_open("transition"):
+            if after is UNSET:  # not readable from the object: go by what was accepted
+                before = self.clock.mode(instance)
+                after = applied if applied is not UNSET else self._value(args, kwargs)
+        self._transition(instance, before, after, self.method)
+
+    def _transition(self, instance: object, before: object, after: object, method: str) -> None:
+        if _busy.active:
+            return
+        with fail_open("transition"), _busy:
+            if type(before) is type(after) and bool(before == after):
+                return
+            if isinstance(before, str) and isinstance(after, str) and bool(before == after):
+                return  # "read" and an enum member equal to it
+            self.recorder.transition(
+                Transition(
+                    self.point,
+                    self.implementation,
+                    method,
+                    before,
+                    after,
+                    self.clock.switch(instance, after),
+                    self.modes,
+                    callers(1),
+                )
+            )
+
+    def _is_refusal(self, traceback: TracebackType | None) -> bool:
+        """Whether the guarded function itself raised, not deeper code for another reason.
+
+        The first frame is the guard's own. No frame below it means that the call did not
+        bind: the wrong number of arguments is SGLang's TypeError and none of our business.
+        """
+        frames = []
+        current = traceback.tb_next if traceback is not None else None
+        while current is not None:
+            frames.append(current.tb_frame)
+            current = current.tb_next
+        # `cls(value)` inside from_string ends in the enum module: still the same refusal.
+        while frames and frames[-1].f_globals.get("__name__") == "enum":
+            frames.pop()
+        if not frames:
+            return False
+        deepest = frames[-1].f_code
+        if deepest in self._codes:
+            return True
+        first = next((f for f in frames if not is_plumbing(f.f_globals.get("__name__"))), None)
+        return first is not None and deepest is first.f_code
+
+    def _refused(
+        self,
+        wrapped: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        error: BaseException,
+    ) -> Any:
+        """Decide what becomes of a refused value.
+
+        Returns:
+            ``(result, applied)`` where a repair succeeded, else ``_UNREPAIRED``: the caller
+            then re-raises the very exception it caught.
+        """
+        repaired: Any = _UNREPAIRED
+        with fail_open("repair"):
+            if _busy.active or not self._is_refusal(error.__traceback__):
+                return _UNREPAIRED
+            value = self._value(args, kwargs)
+            if value is UNSET:
+                return _UNREPAIRED
+            rule = self.rule
+            outcome: Outcome = "refused"
+            step: Step | None = None
+            with fail_open("repair"):
+                if rule.action != "observe":
+                    outcome, step, repaired = self._repair(wrapped, args, kwargs, value, rule)
+            self._report(rule.action, outcome, value, step, repaired, error)
+        return repaired
+
+    def _repair(
+        self,
+        wrapped: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        value: object,
+        rule: Rule,
+    ) -> tuple[Outcome, Step | None, Any]:
+        """Try the readings of a value, then the fallback; the first that SGLang accepts."""
+
+        def attempt(candidate: object) -> Any:
+            if args:
+                call_args, call_kwargs = (candidate, *args[1:]), kwargs
+            else:
+                call_args, call_kwargs = args, {**kwargs, str(self._parameter): candidate}
+            try:
+                return wrapped(*call_args, **call_kwargs), candidate
+            except REFUSALS:
+                return _UNREPAIRED
+
+        # A member of the guarded enum may only ever come back as itself.
+        member = isinstance(value, Enum) and isinstance(value, self.owner)
+        for step, candidate in self._readings(value, rule.steps, rule.aliases):
+            repaired = attempt(candidate)
+            if repaired is not _UNREPAIRED and not (
+                member and step != "aliases" and repaired[0] is not value
+            ):
+                return "normalised", step, repaired
+        if rule.action == "fallback":
+            repaired = attempt(rule.fallback)
+            if repaired is not _UNREPAIRED:
+                return "fell_back", None, repaired
+        return "refused", None, _UNREPAIRED
+
+    def _report(
+        self,
+        action: Action,
+        outcome: Outcome,
+        value: object,
+        step: Step | None,
+        repaired: Any,
+        error: BaseException,
+    ) -> None:
+        self.counts.add_invalid(outcome, action)
+        with _busy:
+            decision = Decision(
+                self.point,
+                self.implementation,
+                self.method,
+                action,
+                outcome,
+                value,
+                UNSET if repaired is _UNREPAIRED else repaired[1],
+                step,
+                error,
+                callers(STACK_DEPTH),
+            )
+            if outcome == "refused":
+                with fail_open("note"):
+                    note_.add(decision, self.accepted(), self._would_normalise(value))
+            self.recorder.invalid(decision)
+
+    def _readings(
+        self, value: object, steps: Sequence[Step], aliases: Mapping[str, object]
+    ) -> Iterator[tuple[Step, object]]:
+        found = readings(
+            value, steps=steps, aliases=aliases, accepted=self.accepted, owner=self.owner
+        )
+        while True:
+            with _busy:  # making a reading may run the value's own code; trying it must not
+                reading = next(found, None)
+            if reading is None:
+                return
+            yield reading
+
+    # What SGLang accepts. Asked of SGLang, below the guard, where that has no effect.
+
+    def asker(self) -> Callable[[object], bool] | None:
+        """A function that asks SGLang whether it accepts a value, or ``None``.
+
+        ``from_string`` of the catalogue is pure; ``set_mode`` is asked on a throw-away
+        object. A discovered function is never called on the guard's own account.
+        """
+        point = self.point
+        if point.kind == "mode":
+            if point.make_probe is None:
+                return None
+            target: object = point.make_probe(self.owner)
+        elif point.pure:
+            target = None
+        else:
+            return None
+        return self._ask_by_calling(target)
+
+    def _ask_by_calling(self, target: object) -> Callable[[object], bool]:
+        bound = self.raw.__get__(target, self.owner)  # type: ignore[attr-defined]
+
+        def accepts(value: object) -> bool:
+            try:
+                bound(value)
+            except Exception:  # noqa: BLE001 - whatever it raises, it did not accept
+                return False
+            return True
+
+        return accepts
+
+    def accepted(self) -> tuple[object, ...]:
+        """The values SGLang accepts here, as far as they can be read."""
+        return accepted_.accepted_values(self.owner, self.function, self.point.kind, self.asker())
+
+    @functools.cached_property
+    def modes(self) -> frozenset[str]:
+        """The names SGLang's modes have in telemetry, read from SGLang once."""
+        names = {plain(value) for value in self.accepted()}
+        return frozenset({"none", UNKNOWN_MODE, *(name for name in names if name is not None)})
+
+    def accepts(self, value: object) -> bool | None:
+        """Whether SGLang accepts a value that the policy names.
+
+        ``None`` where it cannot be asked and does not stand among the values read from it
+        (``set_mode`` of a discovered class). A discovered ``from_string`` is called: whoever
+        names the point in a policy wants it called with that value.
+        """
+        asker = self.asker()
+        if asker is None and self.point.kind == "enum":
+            asker = self._ask_by_calling(None)
+        if asker is not None:
+            return asker(value)
+        return True if value in self.accepted() else None
+
+    def _would_normalise(self, value: object) -> object:
+        """What normalising with no aliases would use; ``UNSET`` if nothing."""
+        asker = self.asker()
+        if asker is None:
+            known = self.accepted()
+            asker = known.__contains__
+        for _, candidate in self._readings(value, STEPS, {}):
+            if asker(candidate):
+                return candidate
+        return UNSET

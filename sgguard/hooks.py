@@ -1,0 +1,419 @@
+"""Putting guards on SGLang's classes as they are imported, and taking them off again.
+
+The modules of the catalogue are watched with wrapt's post-import hooks. Those take exact
+names and fire once, so a finder of our own watches for the rest: discovery in every other
+module under ``sglang.``, and reloads. Nothing here imports a module of SGLang's, and nothing
+here raises into an import.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final, Literal, cast
+
+import wrapt
+
+from sgguard.accepted import unwrap
+from sgguard.catalogue import POINTS, Point, Target, targets_by_module
+from sgguard.discovery import PREFIX, class_dict, class_mro, discover
+from sgguard.errors import fail_open
+from sgguard.guard import Guard
+
+logger = logging.getLogger("sgguard")
+
+State = Literal["active", "lost", "waiting", "absent"]
+STATES: Final[tuple[State, ...]] = ("active", "lost", "waiting", "absent")
+"""active: guarded. lost: was guarded, something replaced it. waiting: its module is not
+imported. absent: its module is imported and has no such class."""
+
+
+class BoundGuardWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
+    """A guarded method looked up on a class or an object.
+
+    wrapt's proxies refuse to be pickled or copied; SGLang's bound methods can be, so these
+    do as the method below them does.
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__wrapped__.__reduce_ex__(protocol)
+
+    def __reduce__(self) -> Any:
+        return self.__wrapped__.__reduce__()
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        owner = getattr(self.__wrapped__, "__self__", None)
+        return self if owner is None else getattr(copy.deepcopy(owner, memo), self.__name__)
+
+
+class GuardWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """The class attribute that replaces a guarded method."""
+
+    __bound_function_wrapper__ = BoundGuardWrapper
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A class attribute that can be guarded."""
+
+    point: Point
+    target: Target
+    owner: type
+    attribute: str
+    raw: Any
+
+
+@dataclass
+class Place:
+    """A guarded class.
+
+    Attributes:
+        candidate: what is guarded.
+        guard: the guard.
+        wrappers: class attribute name to (wrapper, what was there before).
+        warned: its loss has been logged.
+    """
+
+    candidate: Candidate
+    guard: Guard
+    wrappers: dict[str, tuple[GuardWrapper, Any]] = field(default_factory=dict)
+    warned: bool = False
+
+    def wraps(self, attribute: str) -> bool:
+        """Whether this place's wrapper is still in the chain of a class attribute."""
+        wrapper = self.wrappers[attribute][0]
+        for layer in unwrap(class_dict(self.candidate.owner).get(attribute)):
+            # Somebody who wrapped what `Class.method` gave has our bound wrapper below.
+            if layer is wrapper or (
+                type(layer) is BoundGuardWrapper and layer._self_parent is wrapper
+            ):
+                return True
+        return False
+
+    def module_has_it(self) -> bool:
+        """Whether the module still has this very class under its name."""
+        module = sys.modules.get(self.candidate.target.module)
+        if module is None:
+            return True  # taken out of sys.modules; the class lives on where it is used
+        current = module.__dict__.get(self.candidate.target.cls)
+        owner = self.candidate.owner
+        return current is owner or (isinstance(current, type) and owner in class_mro(current))
+
+    def is_on(self) -> bool:
+        """Whether a call of the guarded method still goes through the guard."""
+        return all(self.wraps(name) for name in self.wrappers) and self.module_has_it()
+
+
+def _owner(cls: type, attribute: str) -> type | None:
+    """The class that defines an attribute: a guard on it serves every subclass, once."""
+    package = class_dict(cls).get("__module__", "").partition(".")[0]
+    for base in class_mro(cls):
+        own = class_dict(base)
+        if attribute in own:
+            same = str(own.get("__module__", "")).partition(".")[0] == package
+            return base if same else None
+    return None
+
+
+def _candidate(point: Point, target: Target, cls: object) -> Candidate | None:
+    if not issubclass(type(cls), type):
+        return None
+    owner = _owner(cls, target.method)  # type: ignore[arg-type]
+    if owner is None:
+        return None
+    return Candidate(point, target, owner, target.method, class_dict(owner)[target.method])
+
+
+_BY_MODULE: Final = targets_by_module()
+
+
+def candidates_in(module: ModuleType) -> Iterator[Candidate]:
+    """What can be guarded in a module: rows of the catalogue first, then discoveries."""
+    owners: set[tuple[type, str]] = set()
+    for point, target in _BY_MODULE.get(module.__dict__.get("__name__", ""), ()):
+        found = _candidate(point, target, module.__dict__.get(target.cls))
+        if found is not None:
+            owners.add((found.owner, found.attribute))
+            yield found
+    for point, target, cls in discover(module):
+        found = _candidate(point, target, cls)
+        if found is not None and (found.owner, found.attribute) not in owners:
+            owners.add((found.owner, found.attribute))
+            yield found
+
+
+def loaded_modules() -> list[ModuleType]:
+    """The watched modules that are imported by now, in part or whole."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if (name.startswith(PREFIX) or name in _BY_MODULE) and type(module) is ModuleType
+    ]
+
+
+def _importing(module: ModuleType) -> bool:
+    spec = module.__dict__.get("__spec__")
+    return bool(getattr(spec, "_initializing", False))
+
+
+class Hooks:
+    """The guards of this process.
+
+    Args:
+        make_guard: makes the guard for a candidate; called as its module is imported.
+        lock: held while places change.
+    """
+
+    def __init__(
+        self, make_guard: Callable[[Candidate], Guard], lock: threading.RLock | None = None
+    ) -> None:
+        self._make_guard = make_guard
+        self._lock = lock or threading.RLock()
+        self._places: list[Place] = []
+        self._unfinished: dict[str, ModuleType] = {}
+        self._registered: set[str] = set()
+        self._finder = _Finder(self)
+        self.active = False
+
+    # Installing and uninstalling.
+
+    def activate(self, ready: Sequence[tuple[Candidate, Guard]] = ()) -> None:
+        """Watch imports, and guard what is imported already.
+
+        Args:
+            ready: guards made before for candidates found in loaded modules.
+        """
+        with self._lock:
+            self.active = True
+            for place in self._places:
+                place.guard.off = False
+            for candidate, guard in ready:
+                self._guard(candidate, guard)
+            if self._finder not in sys.meta_path:
+                sys.meta_path.insert(0, self._finder)
+            for name in _BY_MODULE:
+                if name not in self._registered:
+                    self._registered.add(name)
+                    wrapt.register_post_import_hook(self.loaded, name)
+        for module in loaded_modules():
+            self.loaded(module)
+
+    def deactivate(self) -> None:
+        """Take every guard off. What cannot be taken off passes calls straight on."""
+        with self._lock:
+            self.active = False
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
+            self._unfinished.clear()
+            self._places = [place for place in self._places if not self._take_off(place)]
+
+    def _take_off(self, place: Place) -> bool:
+        """Whether nothing of a place is left on its class."""
+        place.guard.off = True
+        left = False
+        for attribute, (wrapper, raw) in place.wrappers.items():
+            if class_dict(place.candidate.owner).get(attribute) is wrapper:
+                setattr(place.candidate.owner, attribute, raw)
+            elif place.wraps(attribute):
+                left = True  # somebody wrapped the guard, and that is not ours to undo
+        return not left
+
+    # As modules are imported.
+
+    def loaded(self, module: ModuleType) -> None:
+        """Guard what a module defines. Never raises: it runs inside the user's import."""
+        with fail_open("hook"):
+            if not self.active:
+                return
+            with self._lock:
+                self._unfinished[module.__name__] = module
+                # A module that is being imported (by another thread, or by whoever imported
+                # sgguard) may not have its classes yet: it is looked at again with the next.
+                for name, waiting in list(self._unfinished.items()):
+                    self._scan(waiting)
+                    if not _importing(waiting):
+                        del self._unfinished[name]
+            self.check()
+
+    def _scan(self, module: ModuleType) -> None:
+        for candidate in candidates_in(module):
+            with fail_open("hook"):
+                self._guard(candidate, None)
+
+    def find(self) -> list[Candidate]:
+        """What the loaded modules have that is not guarded now."""
+        with self._lock:
+            return [
+                candidate
+                for module in loaded_modules()
+                for candidate in candidates_in(module)
+                if self._on(candidate) is None
+            ]
+
+    def _on(self, candidate: Candidate) -> Place | None:
+        for place in self._places:
+            if (
+                place.candidate.owner is candidate.owner
+                and place.candidate.attribute == candidate.attribute
+                and all(place.wraps(name) for name in place.wrappers)
+            ):
+                return place
+        return None
+
+    def _guard(self, candidate: Candidate, guard: Guard | None) -> None:
+        if self._on(candidate) is not None:
+            return
+        for lost in [p for p in self._places if p.candidate.owner is candidate.owner]:
+            if lost.candidate.attribute == candidate.attribute:
+                self._take_off(lost)  # what is left of it, so that nothing is guarded twice
+        # Whatever is there now is guarded, and comes back when the guard is taken off.
+        raw = class_dict(candidate.owner)[candidate.attribute]
+        if guard is None or guard.raw is not raw:
+            guard = self._make_guard(
+                Candidate(
+                    candidate.point, candidate.target, candidate.owner, candidate.attribute, raw
+                )
+            )
+        place = Place(candidate, guard)
+        entry = guard.call if candidate.point.kind == "enum" else guard.call_mode
+        self._wrap(place, candidate.attribute, entry)
+        for attribute in candidate.point.resets:
+            if attribute in class_dict(candidate.owner):
+                self._wrap(place, attribute, guard.call_reset)
+        self._places = [
+            other
+            for other in self._places
+            if other.candidate.target != candidate.target or self._still_serves(other, candidate)
+        ]
+        self._places.append(place)
+
+    def _still_serves(self, place: Place, candidate: Candidate) -> bool:
+        # A class that a reload or a REPLACE hook put aside keeps its guard (it may be in use
+        # where it was imported from), but the new class now stands for the target.
+        if place.candidate.owner is candidate.owner:
+            return False
+        return place.module_has_it()
+
+    def _wrap(self, place: Place, attribute: str, entry: Callable[..., Any]) -> None:
+        owner = place.candidate.owner
+        raw = class_dict(owner)[attribute]
+        wrapper = GuardWrapper(raw, entry)
+        setattr(owner, attribute, wrapper)
+        place.wrappers[attribute] = (wrapper, raw)
+
+    # Is it still on?
+
+    def check(self) -> None:
+        """Log every guard that something took off since the last look, once."""
+        with self._lock:
+            lost = [p for p in self._places if not p.warned and not p.is_on()]
+            for place in lost:
+                place.warned = True
+        for place in lost:
+            logger.warning(
+                "sgguard: the guard of %s at %s was lost: something replaced it. "
+                "sgguard.install() puts it back.",
+                place.candidate.point.id,
+                place.candidate.target,
+            )
+
+    def places(self) -> list[tuple[Place, State]]:
+        """The guarded places and whether each is still on."""
+        with self._lock:
+            for module in list(self._unfinished.values()):
+                self._scan(module)
+            found: list[tuple[Place, State]] = [
+                (place, "active" if place.is_on() else "lost") for place in self._places
+            ]
+        self.check()
+        return found
+
+    def guards(self) -> list[Guard]:
+        """Every guard made, on or lost."""
+        with self._lock:
+            return [place.guard for place in self._places]
+
+
+def unguarded(places: Iterable[Place]) -> Iterator[tuple[Point, str, State, Target]]:
+    """The catalogue's implementations that no place stands for, each with its state."""
+    taken = {(p.candidate.point.id, p.candidate.target.implementation) for p in places}
+    for point in POINTS:
+        for implementation in dict.fromkeys(t.implementation for t in point.targets):
+            if (point.id, implementation) in taken:
+                continue
+            targets = [t for t in point.targets if t.implementation == implementation]
+            imported = [t for t in targets if t.module in sys.modules]
+            state: State = "absent" if imported else "waiting"
+            yield point, implementation, state, (imported or targets)[-1]
+
+
+# The finder.
+
+
+class _Loader(wrapt.ObjectProxy):  # type: ignore[type-arg]
+    """A module's own loader, which tells the hooks when it has run the module."""
+
+    def __init__(self, loader: Any, hooks: Hooks) -> None:
+        super().__init__(loader)
+        self._self_hooks = hooks
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The proxy has done its work once the module runs; what looks at the module's loader
+        # later (inspect, importlib.resources, pickle) is to find the real one.
+        loader = self.__wrapped__
+        spec = module.__spec__
+        if spec is not None and cast("Any", spec.loader) is self:
+            spec.loader = loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = loader
+        loader.exec_module(module)
+        self._self_hooks.loaded(module)
+
+
+class _Finder:
+    """Finds nothing itself: lets the other finders find, and wraps the loader they give.
+
+    Any trouble here means "not watched", never a failed import.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._busy = threading.local()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``importlib.abc.MetaPathFinder.find_spec``."""
+        if name in _BY_MODULE:
+            if target is None:  # wrapt's hook has it; a reload (target given) it does not see
+                return None
+        elif not name.startswith(PREFIX):
+            return None
+        if getattr(self._busy, "name", None) == name:
+            return None
+        self._busy.name = name
+        try:
+            for finder in sys.meta_path:
+                if finder is self:
+                    continue
+                find = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = find(name, path, target) if find else None
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = cast("Loader", _Loader(spec.loader, self._hooks))
+                    return spec
+        except Exception:  # noqa: BLE001 - the import system asks the finder that failed next
+            return None
+        finally:
+            self._busy.name = None
+        return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import yaml
 
@@ -58,8 +58,6 @@ def _refuse(message: str, mark: Any) -> _Refused:
 class _Loader(yaml.SafeLoader):
     """Composes nodes; no aliases, bounded depth and size, YAML 1.2's core schema."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._nodes = 0
@@ -92,6 +90,7 @@ _SCALARS: Final = (
         list("-+0123456789."),
     ),
 )
+_Loader.yaml_implicit_resolvers = {}  # YAML 1.1's: off, no, 0o7, 1:30, dates
 for _tag, _pattern, _first in _SCALARS:
     _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})\\Z"), _first)
 

@@ -62,8 +62,9 @@ def install(
     Args:
         policy: a ``Policy``, or the path of a policy file. ``None`` keeps the policy in
             force; at first that is to observe only.
-        tracer_provider: where spans go; OpenTelemetry's global provider if ``None``.
-        meter_provider: where metrics go; OpenTelemetry's global provider if ``None``.
+        tracer_provider: where spans go. ``None`` keeps the one in force; at first that is
+            OpenTelemetry's global provider.
+        meter_provider: where metrics go; likewise.
 
     Returns:
         A handle with ``uninstall()`` and ``status()``, also a context manager.

@@ -340,6 +340,8 @@ class Guard:
     ) -> None:
         with fail_open("transition"):
             if after is UNSET:  # not readable from the object: go by what was accepted
+                if instance is None:  # Class.method(self=object, ...)
+                    instance = kwargs.get("self")
                 before = self.clock.mode(instance)
                 after = applied if applied is not UNSET else self._value(args, kwargs)
         self._transition(instance, before, after, self.method)

@@ -82,12 +82,15 @@ class Place:
         guard: the guard.
         wrappers: class attribute name to (wrapper, what was there before).
         warned: its loss has been logged.
+        superseded: another class stands for its target now, after a reload or a REPLACE
+            hook. It stays guarded, since it may be in use where it was imported from.
     """
 
     candidate: Candidate
     guard: Guard
     wrappers: dict[str, tuple[GuardWrapper, Any]] = field(default_factory=dict)
     warned: bool = False
+    superseded: bool = False
 
     def wraps(self, attribute: str) -> bool:
         """Whether this place's wrapper is still in the chain of a class attribute."""
@@ -290,19 +293,13 @@ class Hooks:
         for attribute in candidate.point.resets:
             if attribute in class_dict(candidate.owner):
                 self._wrap(place, attribute, guard.call_reset)
-        self._places = [
-            other
-            for other in self._places
-            if other.candidate.target != candidate.target or self._still_serves(other, candidate)
-        ]
+        for other in list(self._places):
+            if other.candidate.owner is candidate.owner:
+                if other.candidate.attribute == candidate.attribute:
+                    self._places.remove(other)  # lost, and taken off above
+            elif other.candidate.target == candidate.target and not other.module_has_it():
+                other.superseded = True
         self._places.append(place)
-
-    def _still_serves(self, place: Place, candidate: Candidate) -> bool:
-        # A class that a reload or a REPLACE hook put aside keeps its guard (it may be in use
-        # where it was imported from), but the new class now stands for the target.
-        if place.candidate.owner is candidate.owner:
-            return False
-        return place.module_has_it()
 
     def _wrap(self, place: Place, attribute: str, entry: Callable[..., Any]) -> None:
         owner = place.candidate.owner
@@ -316,7 +313,7 @@ class Hooks:
     def check(self) -> None:
         """Log every guard that something took off since the last look, once."""
         with self._lock:
-            lost = [p for p in self._places if not p.warned and not p.is_on()]
+            lost = [p for p in self._places if not (p.warned or p.superseded or p.is_on())]
             for place in lost:
                 place.warned = True
         for place in lost:
@@ -333,7 +330,9 @@ class Hooks:
             for module in list(self._unfinished.values()):
                 self._scan(module)
             found: list[tuple[Place, State]] = [
-                (place, "active" if place.is_on() else "lost") for place in self._places
+                (place, "active" if place.is_on() else "lost")
+                for place in self._places
+                if not place.superseded
             ]
         self.check()
         return found

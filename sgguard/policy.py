@@ -246,6 +246,8 @@ def _error(
         problems.append(
             Problem(message, key, mark.line, mark.column) if mark else Problem(message, key)
         )
+    # In the order of the file; what has no place in it comes first.
+    problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
     return InvalidPolicyError(name, problems)
 
 

@@ -167,9 +167,7 @@ class Runtime:
             # Nothing has been changed up to here, and nothing below can be refused.
             self._source, self._unread = source, None
             self._rejected.clear()
-            if (tracer_provider, meter_provider) != self._providers:
-                self._providers = (tracer_provider, meter_provider)
-                self.telemetry = Telemetry(self, tracer_provider, meter_provider)
+            self._set_providers(tracer_provider, meter_provider)
             self.telemetry.config = (
                 TelemetryConfig() if source is None else source.policy.telemetry_config()
             )
@@ -178,6 +176,14 @@ class Runtime:
                 guard.rule = self._rule(guard.point.id)
             self.hooks.activate(found)
         return Installation(self)
+
+    def _set_providers(self, tracer_provider: Any, meter_provider: Any) -> None:
+        if self.hooks.active:  # what is not given stays
+            tracer_provider = tracer_provider or self._providers[0]
+            meter_provider = meter_provider or self._providers[1]
+        if (tracer_provider, meter_provider) != self._providers:
+            self._providers = (tracer_provider, meter_provider)
+            self.telemetry = Telemetry(self, tracer_provider, meter_provider)
 
     def install_from_environment(self) -> None:
         """What ``import sgguard.auto`` does. Raises nothing; loads neither pydantic nor yaml.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import sgguard
 from sgguard import errors
+
+
+# No test may look for a model on a hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,7 +100,7 @@ class Recorded:
             if metric != name:
                 continue
             if name not in ("sgguard.points", "sgguard.policy.info"):
-                value -= self._before.get((metric, attributes), 0)
+                value = value - self._before.get((metric, attributes), 0)  # noqa: PLW2901
             if value:
                 found[tuple(v for _, v in attributes)] = value
         return found

@@ -29,8 +29,8 @@ $(VENV)/.ready: pyproject.toml requirements/sglang-cpu.txt requirements/constrai
 	  { echo "SGLang $(SGLANG) needs Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -r requirements/sglang-cpu.txt -c requirements/constraints.txt
-	$(PIP) install --no-deps sglang==$(SGLANG)
 	$(PIP) install -e '.[dev]' -c requirements/constraints.txt
+	$(PIP) install --no-deps sglang==$(SGLANG)
 	touch $@
 
 # torch is a dependency that this tier never imports, and it is large: left out.

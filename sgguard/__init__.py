@@ -18,7 +18,9 @@ neither SGLang nor torch nor pydantic.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sgguard._version import __version__
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from sgguard.policy import Policy, load_policy
+    from sgguard.policy import Policy
+    from sgguard.policy_file import load_policy
 
 __all__ = [
     "Installation",
@@ -43,6 +46,7 @@ __all__ = [
     "__version__",
     "install",
     "load_policy",
+    "override",
     "status",
     "uninstall",
 ]
@@ -90,10 +94,37 @@ def status() -> Status:
     return runtime.status()
 
 
+@contextlib.contextmanager
+def override(policy: Policy | Mapping[str, Any]) -> Iterator[None]:
+    """Put a policy in force for a block, for tests of code that runs under sgguard.
+
+    Installs sgguard for the block if it is not installed. It holds for the whole process,
+    not for one thread.
+
+    Args:
+        policy: a ``Policy``, or the content of a policy file as a mapping. ``version`` may
+            be left out of a mapping.
+
+    Raises:
+        PolicyError: as ``install``.
+    """
+    from sgguard.policy import Policy
+    from sgguard.policy_file import validate
+
+    if not isinstance(policy, Policy):
+        policy = validate({"version": 1, **policy}, "override")
+    with runtime.override(policy):
+        yield
+
+
 def __getattr__(name: str) -> Any:
     # The policy model needs pydantic, which `import sgguard.auto` must not load.
-    if name in ("Policy", "load_policy"):
-        from sgguard import policy
+    if name == "Policy":
+        from sgguard.policy import Policy
 
-        return getattr(policy, name)
+        return Policy
+    if name == "load_policy":
+        from sgguard.policy_file import load_policy
+
+        return load_policy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

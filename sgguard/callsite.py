@@ -26,6 +26,7 @@ class Frame:
     function: str
     path: str
     line: int
+    module: str | None = None
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}"
@@ -38,8 +39,12 @@ def _function_name(code: CodeType, module: object) -> str:
 
 def _describe(frame: FrameType) -> Frame:
     code = frame.f_code
+    module = frame.f_globals.get("__name__")
     return Frame(
-        _function_name(code, frame.f_globals.get("__name__")), code.co_filename, frame.f_lineno
+        _function_name(code, module),
+        code.co_filename,
+        frame.f_lineno,
+        module if isinstance(module, str) else None,
     )
 
 

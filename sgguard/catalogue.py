@@ -68,6 +68,9 @@ class Point:
         make_probe: makes a throw-away object of the class, so that SGLang can be asked
             whether it accepts a value without touching a live one (``mode`` points).
         pure: ``from_string`` may be called to ask whether a value is accepted.
+        expects_refusal: modules that call it with what others sent and expect the refusal.
+            To them it is normal control flow: no fallback takes its place, and it is no
+            incident.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Point:
     read_mode: Callable[[Any], object] | None = None
     make_probe: Callable[[Any], object] | None = None
     pure: bool = True
+    expects_refusal: tuple[str, ...] = ()
 
 
 def _first_layer_mode(cache: Any) -> object:
@@ -136,6 +140,9 @@ POINTS: Final[tuple[Point, ...]] = (
         "enum",
         "the part a process plays in a disaggregated diffusion pipeline",
         (_from_string(f"{_DIFFUSION}.disaggregation.roles", "RoleType", "0.5.12 on"),),
+        # A worker registers with the role it says it has. The orchestrator refuses one it
+        # does not know; a fallback there would put the worker into the wrong pool.
+        expects_refusal=(f"{_DIFFUSION}.disaggregation.orchestrator",),
     ),
     Point(
         "srt.speculative_algorithm",

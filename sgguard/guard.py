@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Literal, Protocol
@@ -21,12 +21,13 @@ from sgguard import accepted as accepted_
 from sgguard import note as note_
 from sgguard.callsite import Frame, callers, is_plumbing
 from sgguard.catalogue import UNSET, Point
+from sgguard.compat.process import rank
 from sgguard.errors import fail_open
 from sgguard.repair import STEPS, Step, readings
-from sgguard.rules import Action, Rule
+from sgguard.rules import Action, Book, Rule
 from sgguard.values import plain
 
-Outcome = Literal["accepted", "normalised", "fell_back", "refused"]
+Outcome = Literal["accepted", "normalised", "fell_back", "refused", "expected"]
 
 REFUSALS: Final = (ValueError, AttributeError, TypeError, KeyError)
 """What SGLang's guarded functions raise for a value they do not take."""
@@ -46,7 +47,8 @@ class Decision:
         point: the point it was refused at.
         implementation: whose class refused it, ``sglang`` or ``diffusers``.
         method: name of the guarded method.
-        action: what the policy allowed.
+        rule: what the policy allowed.
+        book: the policy as a whole.
         outcome: ``normalised``, ``fell_back`` or ``refused``.
         received: the value as it came.
         applied: the value SGLang accepted instead; ``UNSET`` when refused.
@@ -58,7 +60,8 @@ class Decision:
     point: Point
     implementation: str
     method: str
-    action: Action
+    rule: Rule
+    book: Book
     outcome: Outcome
     received: object
     applied: object
@@ -79,6 +82,7 @@ class Transition:
         after: the mode now in force.
         seconds: how long ``before`` was on; ``None`` where its start was not seen.
         modes: the names that SGLang's own modes have in telemetry (a closed set).
+        book: the policy in force.
         frames: the caller.
     """
 
@@ -89,6 +93,7 @@ class Transition:
     after: object
     seconds: float | None
     modes: frozenset[str]
+    book: Book
     frames: tuple[Frame, ...]
 
 
@@ -98,6 +103,19 @@ class Recorder(Protocol):
     def invalid(self, decision: Decision) -> None: ...
 
     def transition(self, transition: Transition) -> None: ...
+
+
+class Control(Protocol):
+    """What all guards of a process share: one policy and one recorder at any time."""
+
+    @property
+    def book(self) -> Book: ...
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    def used(self) -> None:
+        """Called when a guard has something to decide (not for values SGLang accepts)."""
 
 
 class Counter:
@@ -128,6 +146,7 @@ class Counts:
         self.accepted = Counter()
         self._lock = threading.Lock()
         self._invalid: dict[tuple[Outcome, Action], int] = {}
+        self.expected = Counter()
         self._transitions: dict[tuple[str, str], int] = {}
 
     def add_transition(self, before: str, after: str) -> None:
@@ -154,7 +173,8 @@ class Counts:
         found: dict[Outcome, int] = {"accepted": self.accepted.value()}
         for (outcome, _), count in self.invalid().items():
             found[outcome] = found.get(outcome, 0) + count
-        return found
+        found["expected"] = self.expected.value()
+        return {outcome: count for outcome, count in found.items() if count}
 
 
 class ModeClock:
@@ -227,9 +247,8 @@ class Guard:
         implementation: whose class it is.
         owner: the class that defines the method.
         raw: the class attribute below the guard.
-        rule: what the policy says; replaced as a whole when the policy changes.
         counts: the point's counts.
-        recorder: where decisions and transitions go.
+        control: the policy in force, and where decisions and transitions go.
     """
 
     def __init__(
@@ -238,17 +257,15 @@ class Guard:
         implementation: str,
         owner: type,
         raw: object,
-        rule: Rule,
         counts: Counts,
-        recorder: Recorder,
+        control: Control,
     ) -> None:
         self.point = point
         self.implementation = implementation
         self.owner = owner
         self.raw = raw
-        self.rule = rule
         self.counts = counts
-        self.recorder = recorder
+        self.control = control
         self.clock = ModeClock()
         #: A guard that cannot be taken off (something wraps it) passes calls straight on.
         self.off = False
@@ -354,7 +371,7 @@ class Guard:
                 return
             if isinstance(before, str) and isinstance(after, str) and bool(before == after):
                 return  # "read" and an enum member equal to it
-            self.recorder.transition(
+            self.control.recorder.transition(
                 Transition(
                     self.point,
                     self.implementation,
@@ -363,6 +380,7 @@ class Guard:
                     after,
                     self.clock.switch(instance, after),
                     self.modes,
+                    self.control.book,
                     callers(1),
                 )
             )
@@ -409,13 +427,39 @@ class Guard:
             value = self._value(args, kwargs)
             if value is UNSET:
                 return _UNREPAIRED
-            rule = self.rule
+            self.control.used()
+            book = self.control.book  # one reference: the whole call sees one policy
+            frames = callers(STACK_DEPTH)
+            caller = frames[0].module if frames else None
+            rule = book.choose(self.point.id, caller, rank)
+            expected = caller in self.point.expects_refusal
+            if expected and rule.action == "fallback":
+                rule = replace(rule, action="normalise")
             outcome: Outcome = "refused"
             step: Step | None = None
             with fail_open("repair"):
                 if rule.action != "observe":
                     outcome, step, repaired = self._repair(wrapped, args, kwargs, value, rule)
-            self._report(rule.action, outcome, value, step, repaired, error)
+            if expected and outcome == "refused":
+                self.counts.expected.add()
+                return repaired
+            self.counts.add_invalid(outcome, rule.action)
+            with _busy:
+                self._report(
+                    Decision(
+                        self.point,
+                        self.implementation,
+                        self.method,
+                        rule,
+                        book,
+                        outcome,
+                        value,
+                        UNSET if repaired is _UNREPAIRED else repaired[1],
+                        step,
+                        error,
+                        frames,
+                    )
+                )
         return repaired
 
     def _repair(
@@ -452,33 +496,11 @@ class Guard:
                 return "fell_back", None, repaired
         return "refused", None, _UNREPAIRED
 
-    def _report(
-        self,
-        action: Action,
-        outcome: Outcome,
-        value: object,
-        step: Step | None,
-        repaired: Any,
-        error: BaseException,
-    ) -> None:
-        self.counts.add_invalid(outcome, action)
-        with _busy:
-            decision = Decision(
-                self.point,
-                self.implementation,
-                self.method,
-                action,
-                outcome,
-                value,
-                UNSET if repaired is _UNREPAIRED else repaired[1],
-                step,
-                error,
-                callers(STACK_DEPTH),
-            )
-            if outcome == "refused":
-                with fail_open("note"):
-                    note_.add(decision, self.accepted(), self._would_normalise(value))
-            self.recorder.invalid(decision)
+    def _report(self, decision: Decision) -> None:
+        if decision.outcome == "refused":
+            with fail_open("note"):
+                note_.add(decision, self.accepted(), self._would_normalise(decision.received))
+        self.control.recorder.invalid(decision)
 
     def _readings(
         self, value: object, steps: Sequence[Step], aliases: Mapping[str, object]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from sgguard import errors
 from sgguard._text import read_text
-from sgguard.catalogue import UNSET
+from sgguard.catalogue import Target
 from sgguard.errors import PolicyError, fail_open
 from sgguard.guard import Counts, Guard
-from sgguard.hooks import Candidate, Hooks, Place, State, unguarded
-from sgguard.rules import OBSERVE, Action, Rule, TelemetryConfig
+from sgguard.hooks import Candidate, Hooks, State, unguarded
+from sgguard.reload import Watcher
+from sgguard.rules import Action, Book
 from sgguard.telemetry import Telemetry
 from sgguard.values import escape, show
 
@@ -24,13 +26,16 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from sgguard.policy import Policy, Source
+    from sgguard.policy import Policy
+    from sgguard.policy_file import Source
 
 logger = logging.getLogger("sgguard")
 
 ENV_POLICY: Final = "SGGUARD_POLICY"
-
-NO_POLICY: Final = ("none", "built-in")
+ENV_ACTION: Final = "SGGUARD_ACTION"
+ENV_DISABLED: Final = "SGGUARD_DISABLED"
+INLINE: Final = "inline:"
+"""Stands before a policy's text where a path could stand."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +111,12 @@ class Installation:
 
 
 class _Unread:
-    """The text of a policy file, not yet parsed: pydantic and yaml load when it is needed."""
+    """The text of a policy, not yet parsed: pydantic and yaml load when it is needed."""
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, path: str | None) -> None:
         self.text = text
         self.name = name
+        self.path = path
 
 
 class Runtime:
@@ -123,9 +129,12 @@ class Runtime:
         self._counts: dict[str, Counts] = {}
         self._source: Source | None = None
         self._unread: _Unread | None = None
-        self._rejected: dict[str, str] = {}
-        self.telemetry = Telemetry(self)
+        self._watcher: Watcher | None = None
+        self._reloads: dict[str, int] = {}
         self._providers: tuple[Any, Any] = (None, None)
+        #: The policy in force. Guards read this reference once for each value SGLang refuses.
+        self.book = Book()
+        self.recorder = Telemetry(self)
         self.hooks = Hooks(self._make_guard, self._lock)
 
     # Telemetry's side (sgguard.telemetry.Source).
@@ -142,8 +151,17 @@ class Runtime:
         return found
 
     def policy(self) -> tuple[str, str]:
-        source = self._source
-        return NO_POLICY if source is None else (source.policy.fingerprint, source.name)
+        return self.book.fingerprint, self.book.source
+
+    def reloads(self) -> Mapping[str, int]:
+        return dict(self._reloads)
+
+    # The guards' side (sgguard.guard.Control).
+
+    def used(self) -> None:
+        watcher = self._watcher
+        if watcher is not None:
+            watcher.start()
 
     # Installing.
 
@@ -154,26 +172,25 @@ class Runtime:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> Installation:
-        source = _source_of(policy)
+        unread = _unread_of(policy)
+        given = _source_of(policy) if unread is None else _parse(unread)
+        if _disabled():
+            logger.info("sgguard: not installed, because %s is set", ENV_DISABLED)
+            return Installation(self)
         with self._lock:
-            if source is None:
+            if given is None:
                 self._parse_unread()
-                source = self._source
+            source = given or self._source
             found = [(c, self._bare_guard(c)) for c in self.hooks.find()]
             guards = [guard for _, guard in found] + self.hooks.guards()
-            wrong = [] if source is None else self._refused_by_sglang(source, guards)
-            if source is not None and wrong:
-                raise source.error(wrong)
+            if source is not None:
+                _check(source, guards)
             # Nothing has been changed up to here, and nothing below can be refused.
-            self._source, self._unread = source, None
-            self._rejected.clear()
             self._set_providers(tracer_provider, meter_provider)
-            self.telemetry.config = (
-                TelemetryConfig() if source is None else source.policy.telemetry_config()
-            )
-            for guard in guards:
-                guard.recorder = self.telemetry
-                guard.rule = self._rule(guard.point.id)
+            if given is not None:
+                self._put_in_force(given, unread.text if unread else "")
+            elif source is not None:
+                self.book = source.policy.book(source.name)
             self.hooks.activate(found)
         return Installation(self)
 
@@ -183,7 +200,18 @@ class Runtime:
             meter_provider = meter_provider or self._providers[1]
         if (tracer_provider, meter_provider) != self._providers:
             self._providers = (tracer_provider, meter_provider)
-            self.telemetry = Telemetry(self, tracer_provider, meter_provider)
+            self.recorder = Telemetry(self, tracer_provider, meter_provider)
+
+    def _put_in_force(self, source: Source, text: str) -> None:
+        """Make a policy the one in force, and watch the file it came from."""
+        self._source, self._unread = source, None
+        self.book = source.policy.book(source.name)
+        if self._watcher is not None:
+            watcher, self._watcher = self._watcher, None
+            watcher.stop()
+        if source.path is not None and source.policy.reload.mode == "live":
+            self._watcher = Watcher(source.path, text, self._reload, self._reload_failed)
+            self._watcher.start()
 
     def install_from_environment(self) -> None:
         """What ``import sgguard.auto`` does. Raises nothing; loads neither pydantic nor yaml.
@@ -192,65 +220,131 @@ class Runtime:
         parsed when the first guarded module is imported.
         """
         with fail_open("hook"):
-            if self.hooks.active:
+            if self.hooks.active or _disabled():
                 return  # a call of install() knows better than the environment
-            path = os.environ.get(ENV_POLICY, "")
-            if path:
-                try:
-                    self._unread = _Unread(read_text(path), path)
-                except PolicyError as error:
-                    _log_unusable(error)
+            given = os.environ.get(ENV_POLICY, "")
+            action = os.environ.get(ENV_ACTION, "")
+            try:
+                if given:
+                    self._unread = _unread_of(given)
+                    if action:
+                        logger.warning(
+                            "sgguard: %s is ignored, because %s gives a policy",
+                            ENV_ACTION,
+                            ENV_POLICY,
+                        )
+                elif action:
+                    self._unread = _unread_of_action(action)
+            except PolicyError as error:
+                _log_unusable(error)
             self.hooks.activate()
 
     def uninstall(self) -> None:
         with self._lock:
             self.hooks.deactivate()
             self._source, self._unread = None, None
-            self._rejected.clear()
-            self.telemetry.config = TelemetryConfig()
+            self.book = Book()
+            watcher, self._watcher = self._watcher, None
+        # Outside the lock: a look that is under way may be waiting for it.
+        if watcher is not None:
+            watcher.stop()
+
+    @contextlib.contextmanager
+    def override(self, policy: Policy) -> Iterator[None]:
+        with self._lock:
+            self._parse_unread()
+            installed, before, book = self.hooks.active, self._source, self.book
+            watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+        try:
+            self.install(policy)
+            yield
+        finally:
+            if not installed:
+                self.uninstall()
+            with self._lock:
+                self._source, self.book = before, book
+                if installed and before is not None and watcher is not None and before.path:
+                    # The file may have changed meanwhile: its text of before is not known to
+                    # be its text of now, so it is looked at afresh.
+                    self._watcher = Watcher(before.path, "", self._reload, self._reload_failed)
+                    self._watcher.start()
+
+    # Reloading.
+
+    def _reload(self, text: str) -> None:
+        with self._lock:
+            current = self._source
+            if current is None or current.path is None:
+                return
+            try:
+                source = parse_policy_lazily(text, current.name, current.path)
+                _check(source, self.hooks.guards())
+            except PolicyError as error:
+                self._reload_failed(error)
+                return
+            if source.policy.fingerprint == self.book.fingerprint and not self.book.rejected:
+                return  # comments or spelling: the same policy
+            self._source = source
+            self.book = source.policy.book(source.name)
+            self._reloads["applied"] = self._reloads.get("applied", 0) + 1
+            pinned = source.policy.reload.mode != "live"
+            watcher = self._watcher
+            if pinned and watcher is not None:
+                self._watcher = None
+                watcher.stop()
+        logger.info(
+            "sgguard: policy %s from %s is in force%s",
+            self.book.fingerprint,
+            escape(current.name),
+            "; it is now fixed until restart" if pinned else "",
+        )
+
+    def _reload_failed(self, error: PolicyError) -> None:
+        with self._lock:
+            self._reloads["invalid"] = self._reloads.get("invalid", 0) + 1
+        logger.error(
+            "sgguard: the changed policy cannot be used; the one before (%s) stays in force:\n%s",
+            self.book.fingerprint,
+            _lines(error),
+        )
+
+    # Status.
 
     def status(self) -> Status:
         self._parse_unread()
         places = self.hooks.places()
-        points = [self._status_of(place, state) for place, state in places]
-        for point, implementation, state, target in unguarded([p for p, _ in places]):
-            points.append(
-                PointStatus(
-                    point.id,
-                    implementation,
-                    state,
-                    str(target),
-                    self._rule(point.id).action,
-                    self._calls(point.id),
-                    self._rejected.get(point.id, ""),
-                )
+        points = [
+            self._status_of(
+                place.candidate.point.id,
+                place.candidate.target.implementation,
+                state,
+                place.candidate.target,
             )
+            for place, state in places
+        ]
+        for point, implementation, state, target in unguarded([p for p, _ in places]):
+            points.append(self._status_of(point.id, implementation, state, target))
         fingerprint, name = self.policy()
-        found: dict[str, int] = {stage: count for stage, count in errors.counts().items() if count}
+        found: dict[str, int] = {stage: n for stage, n in errors.counts().items() if n}
         return Status(self.hooks.active, fingerprint, name, tuple(points), found)
 
-    def _status_of(self, place: Place, state: State) -> PointStatus:
-        point_id = place.candidate.point.id
+    def _status_of(
+        self, point_id: str, implementation: str, state: State, target: Target
+    ) -> PointStatus:
+        counts = self._counts.get(point_id)
         return PointStatus(
             point_id,
-            place.candidate.target.implementation,
+            implementation,
             state,
-            str(place.candidate.target),
-            place.guard.rule.action,
-            self._calls(point_id),
-            self._rejected.get(point_id, ""),
+            str(target),
+            self.book.rules(point_id)[0].action,
+            {} if counts is None else {str(k): n for k, n in counts.calls().items()},
+            self.book.rejected.get(point_id, ""),
         )
 
-    def _calls(self, point_id: str) -> Mapping[str, int]:
-        counts = self._counts.get(point_id)
-        return {} if counts is None else {str(k): n for k, n in counts.calls().items()}
-
-    # Guards and their rules.
-
-    def _rule(self, point_id: str) -> Rule:
-        if self._source is None or point_id in self._rejected:
-            return OBSERVE
-        return self._source.policy.rule(point_id)
+    # Guards.
 
     def _bare_guard(self, candidate: Candidate) -> Guard:
         with self._lock:
@@ -260,9 +354,8 @@ class Runtime:
             candidate.target.implementation,
             candidate.owner,
             candidate.raw,
-            OBSERVE,
             counts,
-            self.telemetry,
+            self,
         )
 
     def _make_guard(self, candidate: Candidate) -> Guard:
@@ -276,16 +369,15 @@ class Runtime:
             self._parse_unread()
             source = self._source
             if source is not None:
-                wrong = self._refused_by_sglang(source, [guard])
-                if wrong:
-                    message = str(source.error(wrong))
-                    self._rejected[candidate.point.id] = message
+                try:
+                    _check(source, [guard])
+                except PolicyError as error:
+                    self.book = self.book.rejecting({candidate.point.id: str(error)})
                     logger.error(
                         "sgguard: %s is only observed, because its policy cannot work:\n%s",
                         candidate.point.id,
-                        message,
+                        _lines(error),
                     )
-                guard.rule = self._rule(candidate.point.id)
         return guard
 
     def _parse_unread(self) -> None:
@@ -293,58 +385,77 @@ class Runtime:
             unread, self._unread = self._unread, None
             if unread is None:
                 return
-            from sgguard.policy import parse_policy
-
             try:
-                self._source = parse_policy(unread.text, unread.name)
+                source = _parse(unread)
             except PolicyError as error:
                 _log_unusable(error)
             else:
-                self.telemetry.config = self._source.policy.telemetry_config()
-
-    @staticmethod
-    def _refused_by_sglang(
-        source: Source, guards: list[Guard]
-    ) -> list[tuple[tuple[str | int, ...], str]]:
-        """What a policy says that the SGLang in this process contradicts."""
-        wrong: dict[tuple[str | int, ...], str] = {}
-        for guard in guards:
-            point_id = guard.point.id
-            entry = source.policy.points.get(point_id)
-            if entry is None:
-                continue
-            rule = source.policy.rule(point_id)
-            named: list[tuple[tuple[str | int, ...], object]] = [
-                (("points", point_id, "aliases", alias), value)
-                for alias, value in entry.aliases.items()
-            ]
-            if rule.fallback is not UNSET:
-                named.append((("points", point_id, "fallback"), rule.fallback))
-            for path, value in named:
-                if guard.accepts(value) is not True:
-                    known = ", ".join(show(item) for item in guard.accepted())
-                    wrong[path] = f"SGLang does not accept {show(value)} there; it accepts {known}"
-        return list(wrong.items())
+                self._put_in_force(source, unread.text)
 
 
-def _source_of(policy: Policy | str | os.PathLike[str] | None) -> Source | None:
+def _disabled() -> bool:
+    return os.environ.get(ENV_DISABLED, "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _unread_of(policy: object) -> _Unread | None:
+    """The text of a policy given as a path, or inline; nothing for a ``Policy``."""
+    if isinstance(policy, str) and policy.startswith(INLINE):
+        return _Unread(policy.removeprefix(INLINE), "inline", None)
+    if isinstance(policy, (str, os.PathLike)):
+        path = os.fspath(policy)
+        return _Unread(read_text(path), path, path)
+    return None
+
+
+def _unread_of_action(action: str) -> _Unread:
+    name = action.strip().lower()
+    if name not in ("observe", "normalise", "normalize"):
+        hint = " (a fallback needs a value, so it needs a policy)" if name == "fallback" else ""
+        raise PolicyError(f"{ENV_ACTION}={show(action)} is not one of observe, normalise{hint}")
+    return _Unread(f"version: 1\ndefaults: {{action: {name}}}\n", ENV_ACTION, None)
+
+
+def _parse(unread: _Unread) -> Source:
+    return parse_policy_lazily(unread.text, unread.name, unread.path)
+
+
+def parse_policy_lazily(text: str, name: str, path: str | None) -> Source:
+    """``policy_file.parse_policy``, imported when it is needed."""
+    from sgguard.policy_file import parse_policy
+
+    return parse_policy(text, name, path)
+
+
+def _source_of(policy: object) -> Source | None:
     if policy is None:
         return None
-    from sgguard.policy import Policy, Source, parse_policy
+    from sgguard.policy import Policy
+    from sgguard.policy_file import of_model
 
     if isinstance(policy, Policy):
-        return Source(policy, "python")
-    if isinstance(policy, (str, os.PathLike)):
-        return parse_policy(read_text(policy), os.fspath(policy))
+        return of_model(policy)
     raise PolicyError(
         f"policy must be a sgguard.Policy or the path of a policy file, not {show(policy)}"
     )
 
 
+def _check(source: Source, guards: Iterable[Guard]) -> None:
+    """Raise ``InvalidPolicyError`` where the SGLang in this process contradicts a policy."""
+    from sgguard.policy_file import against_sglang
+
+    wrong = [item for guard in guards for item in against_sglang(source.policy, guard)]
+    if wrong:
+        raise source.error(list(dict.fromkeys(wrong)))
+
+
+def _lines(error: PolicyError) -> str:
+    return "\n".join(escape(line) for line in str(error).splitlines())
+
+
 def _log_unusable(error: PolicyError) -> None:
     logger.error(
         "sgguard: the policy cannot be used; values are observed, none is repaired:\n%s",
-        "\n".join(escape(line) for line in str(error).splitlines()),
+        _lines(error),
     )
 
 

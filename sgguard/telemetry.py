@@ -25,7 +25,6 @@ from sgguard.callsite import Frame
 from sgguard.catalogue import UNSET
 from sgguard.errors import fail_open
 from sgguard.guard import UNKNOWN_MODE, Counts, Decision, Transition
-from sgguard.rules import TelemetryConfig
 from sgguard.values import escape, plain, show
 
 logger = logging.getLogger("sgguard")
@@ -33,6 +32,12 @@ logger = logging.getLogger("sgguard")
 SCOPE: Final = "sgguard"
 SPAN_TRANSITION: Final = "sglang.kv_cache.set_mode"
 SPAN_INVALID: Final = "sgguard.invalid_value"
+LOG_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 OTHER: Final = "_OTHER"
 """Stands for a value outside the closed set, as in OpenTelemetry's semantic conventions."""
 
@@ -84,6 +89,10 @@ class Source(Protocol):
         """The fingerprint of the policy in force and where it came from."""
         ...
 
+    def reloads(self) -> Mapping[str, int]:
+        """Reloads of the policy file by result, ``applied`` or ``invalid``."""
+        ...
+
 
 class Telemetry:
     """The recorder behind every guard of one installation.
@@ -101,7 +110,6 @@ class Telemetry:
         meter_provider: MeterProvider | None = None,
     ) -> None:
         self.source = source
-        self.config = TelemetryConfig()
         self.limiter = LogLimiter()
         self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
         self._duration = _instruments(meter_provider, self)
@@ -119,9 +127,9 @@ class Telemetry:
                 self._duration.record(
                     transition.seconds, {"sgguard.point": point, "sgguard.mode.from": start}
                 )
-            if self.config.spans != "transitions":
+            if transition.book.spans(point) != "transitions":
                 return
-            length = self.config.max_value_length
+            length = transition.book.max_value_length
             attributes: Attributes = {
                 "sgguard.point": point,
                 "sgguard.implementation": transition.implementation,
@@ -146,17 +154,17 @@ class Telemetry:
             self._invalid_log(decision)
 
     def _invalid_span(self, decision: Decision) -> None:
-        if self.config.spans == "none":
+        if decision.rule.spans == "none":
             return
-        length = self.config.max_value_length
+        length = decision.book.max_value_length
         attributes: Attributes = {
             "sgguard.point": decision.point.id,
             "sgguard.implementation": decision.implementation,
             "sgguard.method": decision.method,
-            "sgguard.action": decision.action,
+            "sgguard.action": decision.rule.action,
             "sgguard.outcome": decision.outcome,
             "sgguard.value.received": show(decision.received, length),
-            "sgguard.policy.fingerprint": self.source.policy()[0],
+            "sgguard.policy.fingerprint": decision.book.fingerprint,
             **self._call_site(decision.frames),
         }
         if decision.applied is not UNSET:
@@ -176,9 +184,10 @@ class Telemetry:
         span.end()
 
     def _invalid_log(self, decision: Decision) -> None:
-        if not logger.isEnabledFor(logging.WARNING):
+        level = LOG_LEVELS.get(decision.rule.log)
+        if level is None or not logger.isEnabledFor(level):
             return
-        received = show(decision.received, self.config.max_value_length)
+        received = show(decision.received, decision.book.max_value_length)
         site = decision.frames[0] if decision.frames else None
         held = self.limiter.admit((decision.point.id, decision.outcome, received, site))
         if held is None:
@@ -186,12 +195,13 @@ class Telemetry:
         if decision.outcome == "refused":
             what = f"refused ({type(decision.error).__name__})"
         else:
-            applied = show(decision.applied, self.config.max_value_length)
+            applied = show(decision.applied, decision.book.max_value_length)
             how = f"step {decision.step}" if decision.step else "policy fallback"
             what = f"{decision.outcome.replace('_', ' ')} to {applied} ({how})"
         where = ", called from ".join(escape(str(frame)) for frame in decision.frames[:3])
         more = f" ({held} more like this were not logged)" if held else ""
-        logger.warning(
+        logger.log(
+            level,
             "sgguard: %s at %s %s; at %s%s",
             received,
             decision.point.id,
@@ -220,8 +230,7 @@ class Telemetry:
     def observe_calls(self) -> Iterator[Observation]:
         for point, counts in self.source.counts().items():
             for outcome, count in counts.calls().items():
-                if count:
-                    yield Observation(count, {"sgguard.point": point, "sgguard.outcome": outcome})
+                yield Observation(count, {"sgguard.point": point, "sgguard.outcome": outcome})
 
     def observe_invalid(self) -> Iterator[Observation]:
         for point, counts in self.source.counts().items():
@@ -255,6 +264,10 @@ class Telemetry:
     def observe_points(self) -> Iterator[Observation]:
         for (point, state), count in self.source.states().items():
             yield Observation(count, {"sgguard.point": point, "sgguard.state": state})
+
+    def observe_reloads(self) -> Iterator[Observation]:
+        for result, count in self.source.reloads().items():
+            yield Observation(count, {"sgguard.result": result})
 
     def observe_policy(self) -> Iterator[Observation]:
         fingerprint, kind = self.source.policy()
@@ -340,6 +353,12 @@ def _instruments(provider: MeterProvider | None, telemetry: Telemetry) -> metric
         reads(Telemetry.observe_errors),
         unit="{error}",
         description="Errors inside sgguard that were kept away from SGLang.",
+    )
+    meter.create_observable_counter(
+        "sgguard.policy.reloads",
+        reads(Telemetry.observe_reloads),
+        unit="{reload}",
+        description="Changes of the policy file, by whether they were put in force.",
     )
     meter.create_observable_gauge(
         "sgguard.points",

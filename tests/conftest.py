@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import sgguard
 from sgguard import errors
 
-
 # No test may look for a model on a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -121,6 +120,6 @@ def _quiet_log() -> Iterator[None]:
     """Warnings are not held back because an earlier test logged the same."""
     from sgguard.runtime import runtime
 
-    runtime.telemetry.limiter._seen.clear()
+    runtime.recorder.limiter._seen.clear()
     yield
     logging.getLogger("sgguard").setLevel(logging.NOTSET)

@@ -246,7 +246,7 @@ def test_discovery_in_a_module_of_tomorrow(
 
 
 def test_reload_of_a_module_of_the_table(recorded: Any) -> None:
-    import sglang.srt.layers.cp.base as base
+    from sglang.srt.layers.cp import base
 
     old = base.ContextParallelStrategyKind
     recorded.install({"points": {"srt.cp_strategy": {"action": "normalise"}}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 from collections.abc import Callable
@@ -291,10 +292,8 @@ def test_order_of_normalising(recorded: Any) -> None:
     )
     cache = new_cache()
     for value in (Mode.READ, " 'read' ", "ＲＥＡＤ", "Re ad", "a_B"):
-        try:
+        with contextlib.suppress(ValueError):
             cache.set_mode(value)
-        except ValueError:
-            pass
     assert [a.get("sgguard.step") for a in recorded.invalid()] == [
         "enum_value",
         "white_space",
@@ -323,9 +322,9 @@ def test_one_log_line_a_minute(
     with caplog.at_level(logging.WARNING, "sgguard"):
         for _ in range(5):
             cache.set_mode("READ")
-        monkeypatch.setattr(runtime.telemetry.limiter, "interval", 0.0)
+        monkeypatch.setattr(runtime.recorder.limiter, "interval", 0.0)
         cache.set_mode("Read")
-        monkeypatch.setattr(runtime.telemetry.limiter, "interval", 60.0)
+        monkeypatch.setattr(runtime.recorder.limiter, "interval", 60.0)
     first, second = [r.getMessage() for r in caplog.records]
     assert "'READ' at glm_image.kv_cache.mode normalised to 'read' (step case)" in first
     assert f"{__file__}:" in first

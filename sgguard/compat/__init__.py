@@ -1,0 +1,1 @@
+"""Where sgguard meets torch and SGLang's processes. Nothing here imports them."""

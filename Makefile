@@ -38,7 +38,7 @@ $(VENV)-fast/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-fast
 	$(VENV)-fast/bin/python -m pip --disable-pip-version-check --quiet install wrapt \
 	  opentelemetry-api opentelemetry-sdk pydantic PyYAML click rich \
-	  pytest pytest-timeout hypothesis packaging
+	  pytest pytest-timeout hypothesis jsonschema packaging
 	$(VENV)-fast/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e .
 	touch $@
 

@@ -166,6 +166,10 @@ class _Builder:
             yield key, self.build(value_node, at)
 
 
+def _character(found: Any) -> str:
+    return repr(chr(found) if isinstance(found, int) else found)
+
+
 def parse(text: str) -> Document:
     """Read YAML text. Never raises for what the text holds."""
     loader = None
@@ -182,7 +186,9 @@ def parse(text: str) -> Document:
         before = text[: error.position]
         mark = Mark(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
         return Document(
-            None, {}, (Fault(f"the character {error.character!r} is not allowed", mark=mark),)
+            None,
+            {},
+            (Fault(f"the character {_character(error.character)} is not allowed", mark=mark),),
         )
     finally:
         if loader is not None:

@@ -32,6 +32,8 @@ from sgguard.compat.process import sglang_version
 from sgguard.repair import STEPS, Step, canonical
 from sgguard.rules import Action, Book, LogLevel, Rule, Spans, When
 
+NEEDS_VALUE: Final = "action fallback needs `fallback: VALUE`"
+
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -119,9 +121,9 @@ class Condition(_Model):
     caller: Word | None = None
     """A glob for the module that made the call, such as `sglang.multimodal_gen.*`."""
     rank: (
-        Annotated[int, BeforeValidator(_int), Field(ge=0)]
+        Annotated[int, Field(ge=0), BeforeValidator(_int)]
         | Annotated[
-            tuple[Annotated[int, BeforeValidator(_int), Field(ge=0)], ...],
+            tuple[Annotated[int, Field(ge=0), BeforeValidator(_int)], ...],
             Field(min_length=1, strict=False),
         ]
         | None
@@ -171,7 +173,7 @@ class PointPolicy(_Model):
     @model_validator(mode="after")
     def _fallback_has_a_value(self) -> Self:
         if self.action == "fallback" and not self.names_fallback:
-            raise ValueError("action fallback needs `fallback: VALUE`")
+            raise ValueError(NEEDS_VALUE)
         return self
 
 
@@ -181,7 +183,7 @@ class TelemetryPolicy(_Model):
     spans: Spans = "transitions"
     """transitions: a span per transition and per refused value. invalid: for refused values
     alone. none."""
-    max_value_length: Annotated[int, BeforeValidator(_int), Field(ge=8, le=4096)] = 64
+    max_value_length: Annotated[int, Field(ge=8, le=4096), BeforeValidator(_int)] = 64
     """How many characters of a received value are shown."""
 
 

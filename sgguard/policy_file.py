@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -16,6 +16,7 @@ from sgguard.catalogue import BY_ID, UNSET
 from sgguard.errors import InvalidPolicyError, Problem
 from sgguard.guard import Guard
 from sgguard.policy import (
+    NEEDS_VALUE,
     Condition,
     Defaults,
     PointPolicy,
@@ -67,8 +68,11 @@ def _error(name: str, marks: Mapping[_yaml.Path, Mark], wrong: Wrong) -> Invalid
             Problem(message, key, mark.line, mark.column) if mark else Problem(message, key)
         )
     # In the order of the file; what has no place in it comes first.
-    problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
-    return InvalidPolicyError(name, problems)
+    return InvalidPolicyError(name, sorted(problems, key=_by_place))
+
+
+def _by_place(problem: Problem) -> tuple[int, int]:
+    return problem.line or 0, problem.column or 0
 
 
 def _place(marks: Mapping[_yaml.Path, Mark], path: _yaml.Path) -> Mark | None:
@@ -158,28 +162,40 @@ def _explain(error: Mapping[str, Any]) -> tuple[_yaml.Path, str]:
 # What no single field can tell.
 
 
-def _cross_checks(policy: Policy) -> Wrong:
+def _cross_checks(points: object) -> Wrong:
+    """What is wrong between keys. Takes plain data, so that it runs beside other errors."""
     found: Wrong = []
-    for key, entry in policy.points.items():
+    for key, entry in points.items() if isinstance(points, Mapping) else ():
+        if not isinstance(key, str):
+            continue
         at = ("points", key)
         if not known_point(key):
             found.append((at, f"unknown point{closest(key, BY_ID)}; known: {', '.join(BY_ID)}"))
-        spelt: dict[str, str] = {}
-        for alias in entry.aliases:
-            form = canonical(alias)
-            if not form:
-                found.append(((*at, "aliases", alias), "an alias must not be blank"))
-            elif form in spelt:
-                message = f"reads the same as the alias {spelt[form]!r}; remove one"
-                found.append(((*at, "aliases", alias), message))
-            spelt.setdefault(form, alias)
-        for alias, value in entry.aliases.items():
-            onward = None if value is None else spelt.get(canonical(value))
-            if onward is not None:
-                what = "itself" if onward == alias else f"the alias {onward!r}"
-                message = f"stands for {what}; an alias must stand for a value of SGLang's"
-                found.append(((*at, "aliases", alias), message))
+        if not isinstance(entry, Mapping):
+            continue
+        if entry.get("action") == "fallback" and "fallback" not in entry:
+            found.append((at, NEEDS_VALUE))
+        aliases = entry.get("aliases")
+        if isinstance(aliases, Mapping):
+            words = {k: v for k, v in aliases.items() if isinstance(k, str)}
+            found += [((*at, "aliases", alias), text) for alias, text in _alias_faults(words)]
     return found
+
+
+def _alias_faults(aliases: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    spelt: dict[str, str] = {}
+    for alias in aliases:
+        form = canonical(alias)
+        if not form:
+            yield alias, "an alias must not be blank"
+        elif form in spelt:
+            yield alias, f"reads the same as the alias {spelt[form]!r}; remove one"
+        spelt.setdefault(form, alias)
+    for alias, value in aliases.items():
+        onward = spelt.get(canonical(value)) if isinstance(value, str) else None
+        if onward is not None:
+            what = "itself" if onward == alias else f"the alias {onward!r}"
+            yield alias, f"stands for {what}; an alias must stand for a value of SGLang's"
 
 
 def against_sglang(policy: Policy, guard: Guard) -> Wrong:
@@ -230,18 +246,26 @@ def validate(
     Raises:
         InvalidPolicyError: with everything that is wrong.
     """
+    policy, wrong = _examine(data)
+    if policy is None or wrong:
+        raise _error(name, marks or {}, wrong)
+    return policy
+
+
+def _examine(data: object) -> tuple[Policy | None, Wrong]:
     if not isinstance(data, Mapping):
-        wrong: Wrong = [((), "a policy is a mapping; it starts with `version: 1`")]
-    else:
-        try:
-            policy = Policy.model_validate(dict(data))
-        except ValidationError as error:
-            wrong = [_explain(cast("Mapping[str, Any]", item)) for item in error.errors()]
-        else:
-            wrong = _cross_checks(policy)
-            if not wrong:
-                return policy
-    raise _error(name, marks or {}, list(dict.fromkeys(wrong)))
+        return None, [((), "a policy is a mapping; it starts with `version: 1`")]
+    policy: Policy | None = None
+    wrong = _cross_checks(data.get("points"))
+    try:
+        policy = Policy.model_validate(dict(data))
+    except ValidationError as error:
+        wrong += [_explain(cast("Mapping[str, Any]", item)) for item in error.errors()]
+    # A union reports once for each of its members: one sentence for a place is enough.
+    places: dict[tuple[_yaml.Path, str], tuple[_yaml.Path, str]] = {}
+    for path, message in wrong:
+        places.setdefault((path, "" if path[-1:] == ("rank",) else message), (path, message))
+    return policy, list(places.values())
 
 
 def of_model(policy: Policy) -> Source:
@@ -251,7 +275,7 @@ def of_model(policy: Policy) -> Source:
         InvalidPolicyError: for what no single field could tell when it was built.
     """
     source = Source(policy)
-    wrong = _cross_checks(policy)
+    wrong = _cross_checks({key: {"aliases": e.aliases} for key, e in policy.points.items()})
     if wrong:
         raise source.error(wrong)
     return source
@@ -269,20 +293,21 @@ def parse_policy(text: str, name: str, path: str | None = None) -> Source:
         InvalidPolicyError: with everything that is wrong, each with line and column.
     """
     document = _yaml.parse(text)
-    if document.faults:
-        raise InvalidPolicyError(
-            name,
-            [
-                Problem(
-                    fault.message,
-                    ".".join(map(str, fault.path)),
-                    fault.mark.line if fault.mark else None,
-                    fault.mark.column if fault.mark else None,
-                )
-                for fault in document.faults
-            ],
+    marks = document.marks
+    if not document.faults:
+        return Source(validate(document.data, name, marks), name, marks, path)
+    faults = [
+        Problem(
+            fault.message,
+            ".".join(map(str, fault.path)),
+            fault.mark.line if fault.mark else None,
+            fault.mark.column if fault.mark else None,
         )
-    return Source(validate(document.data, name, document.marks), name, document.marks, path)
+        for fault in document.faults
+    ]
+    if document.data is not None:  # readable all the same: what else is wrong?
+        faults += _error(name, marks, _examine(document.data)[1]).problems
+    raise InvalidPolicyError(name, sorted(faults, key=_by_place))
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:

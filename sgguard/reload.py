@@ -10,14 +10,19 @@ place are one case.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Final
 
 from sgguard._text import read_text
 from sgguard.errors import PolicyError, fail_open
+
+Signature = tuple[int, int, int, int]
+
+SETTLE: Final = 0.05
+"""Seconds for which a file must have been left alone before it is read."""
 
 INTERVAL: Final = 1.0
 """Seconds between two looks at the file where nothing wakes the watcher."""
@@ -48,7 +53,7 @@ class Watcher:
         self._unreadable = unreadable
         self._interval = interval
         self._last: object = text
-        self._signature: object = None
+        self._signature: Signature | None = None
         self._stop = threading.Event()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -125,35 +130,37 @@ class Watcher:
 
     def look(self) -> None:
         """Read the file if it may have changed, and hand on what is new."""
+        signature = self._sign()
+        if signature is None or signature == self._signature:
+            return  # deleted, or between two renames: the last policy stays
+        if _age(signature) < SETTLE:
+            self._stop.wait(SETTLE)  # somebody may be in the middle of writing it in place
+        text: object = None
+        error: PolicyError | None = None
+        try:
+            text = read_text(self._name if os.path.isabs(self._name) else self.path)
+        except PolicyError as problem:
+            error, text = problem, str(problem)
+        if self._sign() != signature:
+            return  # it changed while it was read: the next look has it whole
+        # A file written twice within one tick of the clock keeps its time: the signature of
+        # a young file is not trusted, and the file is read again at the next look.
+        self._signature = None if _age(signature) < 2.0 else signature
+        if text == self._last:
+            return
+        self._last = text
+        if error is not None:
+            self._unreadable(error)
+        else:
+            self._changed(str(text))
+
+    def _sign(self) -> Signature | None:
         try:
             found = os.stat(self.path)
         except OSError:
-            return  # deleted, or between two renames: the last policy stays
-        signature = (found.st_ino, found.st_dev, found.st_mtime_ns, found.st_size)
-        if signature == self._signature:
-            return
-        try:
-            text: object = read_text(self._name if os.path.isabs(self._name) else self.path)
-        except PolicyError as error:
-            if not os.path.lexists(self.path):
-                return
-            text = str(error)
-            self._signature = signature
-            if text != self._last:
-                self._last = text
-                self._unreadable(error)
-            return
-        # A file written in place within one tick of the clock keeps its time: a signature
-        # taken while it was still young is not trusted yet.
-        with contextlib.suppress(OSError):
-            young = abs(_now_ns() - found.st_mtime_ns) < 2_000_000_000
-            self._signature = None if young else signature
-        if text != self._last:
-            self._last = text
-            self._changed(str(text))
+            return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _now_ns() -> int:
-    import time
-
-    return time.time_ns()
+def _age(signature: Signature) -> float:
+    return abs(time.time() - signature[2] / 1e9)

@@ -22,8 +22,8 @@ _LONGEST: Final = 256
 
 
 def fold(text: str) -> str:
-    """Unicode NFKC and case folded, white space around it removed."""
-    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold()).strip()
+    """Unicode NFKC and case folded."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def canonical(text: str) -> str:
@@ -53,7 +53,7 @@ def _texts(text: str, step: Step, accepted: Callable[[], Sequence[object]]) -> I
         yield unquote(text)
     elif step == "case":
         yield from _only([v for v in accepted() if isinstance(v, str) and fold(v) == fold(text)])
-        yield unquote(fold(text))
+        yield fold(text)
     elif step == "separators":
         form = canonical(text)
         same = [v for v in accepted() if isinstance(v, str) and canonical(v) == form]

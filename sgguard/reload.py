@@ -21,7 +21,7 @@ from sgguard.errors import PolicyError, fail_open
 
 Signature = tuple[int, int, int, int]
 
-SETTLE: Final = 0.05
+SETTLE: Final = 0.1
 """Seconds for which a file must have been left alone before it is read."""
 
 INTERVAL: Final = 1.0

@@ -213,6 +213,11 @@ class Runtime:
             self._watcher = Watcher(source.path, text, self._reload, self._reload_failed)
             self._watcher.start()
 
+    def attach(self, candidates: Iterable[Candidate]) -> None:
+        """Guard classes outside the modules that are watched (the demo's stand-in)."""
+        with self._lock:
+            self.hooks.activate([(c, self._bare_guard(c)) for c in candidates])
+
     def install_from_environment(self) -> None:
         """What ``import sgguard.auto`` does. Raises nothing; loads neither pydantic nor yaml.
 

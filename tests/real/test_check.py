@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         timeout=300,
         check=False,
         cwd=cwd,
+        env={**os.environ, "COLUMNS": "120"},
     )
 
 

@@ -1,0 +1,333 @@
+"""``sgguard demo``: SGLang's own classes, right and wrong values, three policies."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import sgguard
+from sgguard.catalogue import BY_ID, Target
+from sgguard.compat.process import sglang_version
+from sgguard.discovery import class_dict
+from sgguard.hooks import Candidate
+from sgguard.runtime import runtime
+from sgguard.values import cut, escape, show
+
+CACHE, BACKEND, ROLE = "glm_image.kv_cache.mode", "diffusion.backend", "diffusion.role"
+
+POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "observe": {},
+    "normalise": {
+        CACHE: {"action": "normalise", "aliases": {"prefill": "write", "reuse": "read"}},
+        BACKEND: {"action": "normalise"},
+    },
+    "fallback": {
+        CACHE: {"action": "fallback", "aliases": {"prefill": "write"}, "fallback": "skip"},
+        BACKEND: {"action": "fallback", "fallback": "auto"},
+    },
+}
+
+
+class RefactoredMode(Enum):
+    """What a caller passes after a refactoring: members that are no strings."""
+
+    READ = "read"
+
+
+#: One condition image, two denoising steps with both guidance branches, and then the values
+#: that go wrong in practice.
+MODES: Final[tuple[Any, ...]] = (
+    "write", "read", "skip", "read", "skip",
+    "READ", " Write", RefactoredMode.READ, "prefill", "recycle", None,
+)  # fmt: skip
+
+
+class Classes(SimpleNamespace):
+    """The classes under demonstration, and whose they are."""
+
+    cache: Any
+    backend: Any
+    role: Any
+    label: str
+    candidates: list[Candidate]
+
+
+def run() -> None:
+    """Run the demo on standard output."""
+    console = Console(width=min(Console().width, 100), highlight=False)
+    classes = _load(console)
+    # Log lines would run into the tables; what they say is in the tables.
+    logging.getLogger("sgguard").addHandler(logging.NullHandler())
+    logging.getLogger("sgguard").propagate = False
+    for name, points in POLICIES.items():
+        _one_policy(console, classes, name, points)
+    _note(console, classes)
+
+
+# Loading SGLang, or the stand-in.
+
+
+def _load(console: Console) -> Classes:
+    if importlib.util.find_spec("sglang") is None:
+        console.print(
+            "SGLang is not installed. `pip install sglang` gets it (in a checkout of sgguard,\n"
+            "`make demo` installs what it needs on a CPU). What follows runs on a stand-in\n"
+            "of ours instead: it shows sgguard, and proves nothing about SGLang.\n"
+        )
+        return _stand_in()
+    console.print("Importing SGLang; this takes about ten seconds ...")
+    begin = time.monotonic()
+    try:
+        with _quiet():
+            found = Classes(
+                cache=_sglang("models.dits.glm_image").GlmImageKVCache,
+                backend=_sglang("server_args").Backend,
+                role=_sglang("disaggregation.roles").RoleType,
+                label=f"SGLang {sglang_version()}",
+                candidates=[],
+            )
+    except Exception as error:  # noqa: BLE001 - SGLang may fail in any way on a machine
+        console.print(
+            f"SGLang {sglang_version()} is installed, but its diffusion modules cannot be imported"
+            f"\nhere: {escape(f'{type(error).__name__}: {error}')}\n"
+            "`pip install 'sglang[diffusion]'` gets what they need. What follows runs on a\n"
+            "stand-in of ours instead: it shows sgguard, and proves nothing about SGLang.\n",
+            markup=False,
+        )
+        return _stand_in()
+    console.print(f"SGLang {sglang_version()}, imported in {time.monotonic() - begin:.1f} s.\n")
+    return found
+
+
+def _sglang(name: str) -> Any:
+    return importlib.import_module(f"sglang.multimodal_gen.runtime.{name}")
+
+
+def _stand_in() -> Classes:
+    module = _stand_in_module()
+    found = Classes(
+        cache=module.GlmImageKVCache,
+        backend=module.Backend,
+        role=module.RoleType,
+        label="STAND-IN, not SGLang",
+        candidates=[],
+    )
+    for point_id, cls in ((CACHE, found.cache), (BACKEND, found.backend), (ROLE, found.role)):
+        point = BY_ID[point_id]
+        method = point.targets[0].method
+        target = Target(module.__name__, cls.__name__, method, "", "stand-in")
+        found.candidates.append(Candidate(point, target, cls, method, class_dict(cls)[method]))
+    return found
+
+
+def _stand_in_module() -> ModuleType:
+    # In the wheel it lies beside this file; in a checkout, with the other examples.
+    here = Path(__file__).parent
+    path = here / "_stand_in.py"
+    if not path.exists():
+        path = here.parent / "examples" / "stand_in.py"
+    spec = importlib.util.spec_from_file_location("sgguard_stand_in", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"sgguard demo: the stand-in is missing: {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what SGLang prints while it is imported off the screen, unless the import fails."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    keep = os.dup(1), os.dup(2)
+    with open(os.devnull, "wb") as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in zip((1, 2), keep, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+# One policy.
+
+
+def _one_policy(
+    console: Console, classes: Classes, name: str, points: dict[str, dict[str, Any]]
+) -> None:
+    recording = _Recording()
+    before = _counts()
+    policy = sgguard.Policy.model_validate({"version": 1, "points": points})
+    with sgguard.install(policy, **recording.providers):
+        runtime.attach(classes.candidates)
+        table = Table(title=f"action: {name}  ({classes.label})", title_justify="left")
+        table.add_column("call", overflow="fold")
+        table.add_column("SGLang got", overflow="fold")
+        table.add_column("outcome", overflow="fold")
+        for row in _drive(classes):
+            table.add_row(*(Text(cell) for cell in row))
+        console.print(table)
+        after = _counts()
+        recording.show(console, classes.label, _difference(before, after))
+    console.print()
+
+
+def _drive(classes: Classes) -> Iterator[tuple[str, str, str]]:
+    cache = classes.cache(num_layers=2)
+    for mode in MODES:
+        yield _call(CACHE, f"set_mode({show(mode)})", partial(cache.set_mode, mode), cache)
+    yield _call(CACHE, "clear()", cache.clear, cache)
+    for value in ("Diffusers ", "trt"):
+        call = classes.backend.from_string
+        yield _call(BACKEND, f"Backend.from_string({value!r})", partial(call, value))
+    call = classes.role.from_string
+    yield _call(ROLE, "RoleType.from_string('denoising')", partial(call, "denoising"))
+
+
+def _call(
+    point: str, shown: str, call: Callable[[], Any], cache: Any = None
+) -> tuple[str, str, str]:
+    """Make one call; say what SGLang ended up with and how the call was counted."""
+    before = _counts()
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001 - showing it is the point
+        return shown, "-", f"refused: {type(error).__name__}: {cut(escape(str(error)), 60)}"
+    got = show(cache.caches[0].mode) if cache is not None else str(result)
+    moved = [outcome for (p, outcome), _ in _difference(before, _counts()).items() if p == point]
+    return shown, got, moved[0].replace("_", " ") if moved else "watched"
+
+
+def _counts() -> dict[tuple[str, str], int]:
+    return {(p, o): n for p, counts in runtime.counts().items() for o, n in counts.calls().items()}
+
+
+def _difference(
+    before: dict[tuple[str, str], int], after: dict[tuple[str, str], int]
+) -> dict[tuple[str, str], int]:
+    return {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+
+
+# What was recorded.
+
+
+class _Recording:
+    """Providers of the demo's own, so that nothing is set up for the process as a whole."""
+
+    def __init__(self) -> None:
+        self.providers: dict[str, Any] = {}
+        try:
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+            from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
+                InMemorySpanExporter,
+            )
+        except ImportError:
+            return
+        self._spans = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        tracer = TracerProvider()
+        tracer.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.providers = {
+            "tracer_provider": tracer,
+            "meter_provider": MeterProvider(metric_readers=[self._reader]),
+        }
+
+    def show(self, console: Console, label: str, counts: dict[tuple[str, str], int]) -> None:
+        if not self.providers:
+            console.print(
+                "OpenTelemetry's SDK is not installed (pip install 'sgguard[otel]'), so no spans "
+                "are recorded.\nThe counts all the same:",
+                markup=False,
+            )
+            for (point, outcome), count in counts.items():
+                console.print(f"  {point} {outcome}: {count}")
+            return
+        console.print(self._span_table(label))
+        console.print(self._metric_table(label, counts))
+
+    def _span_table(self, label: str) -> Table:
+        table = Table(title=f"spans  ({label})", title_justify="left")
+        for heading in ("span", "what", "count"):
+            table.add_column(heading, overflow="fold")
+        seen: Counter[tuple[str, str]] = Counter()
+        for span in self._spans.get_finished_spans():
+            a = dict(span.attributes or {})
+            if "sgguard.mode.to" in a:
+                what = f"{a['sgguard.mode.from']} -> {a['sgguard.mode.to']}"
+            else:
+                what = f"{a['sgguard.value.received']} {a['sgguard.outcome']}"
+                if "sgguard.value.applied" in a:
+                    what += f" to {a['sgguard.value.applied']}"
+                if "sgguard.step" in a:
+                    what += f" ({a['sgguard.step']})"
+            seen[span.name, what] += 1
+        for (name, what), count in seen.items():
+            table.add_row(Text(name), Text(what), str(count))
+        return table
+
+    def _metric_table(self, label: str, counts: dict[tuple[str, str], int]) -> Table:
+        table = Table(title=f"metrics  ({label})", title_justify="left")
+        for heading in ("metric", "attributes", "value"):
+            table.add_column(heading, overflow="fold")
+        data = self._reader.get_metrics_data()
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name not in SHOWN_METRICS:
+                        continue
+                    for point in metric.data.data_points:
+                        attributes: dict[str, Any] = dict(point.attributes or {})
+                        key = (attributes["sgguard.point"], attributes.get("sgguard.outcome", ""))
+                        value: Any = getattr(point, "value", None)
+                        if metric.name == "sgguard.calls":
+                            value = counts.get(key, 0)  # this table's share of the process
+                        if value is None:
+                            value = f"{point.count} durations, {point.sum * 1e3:.2f} ms"  # type: ignore[union-attr]
+                        words = " ".join(
+                            f"{k.removeprefix('sgguard.')}={v}" for k, v in attributes.items()
+                        )
+                        if value:
+                            table.add_row(Text(metric.name), Text(words), str(value))
+        return table
+
+
+SHOWN_METRICS: Final = ("sgguard.calls", "sgguard.mode.duration")
+
+
+def _note(console: Console, classes: Classes) -> None:
+    console.print("What a developer sees under observe, at the end of the traceback:\n")
+    with sgguard.install():
+        runtime.attach(classes.candidates)
+        try:
+            classes.cache(num_layers=1).set_mode("READ")
+        except ValueError as error:
+            lines = traceback.format_exception_only(type(error), error)
+            console.print("".join(lines), markup=False, soft_wrap=True)

@@ -1,0 +1,77 @@
+"""``sgguard demo`` on the real SGLang: each value of the tour, under each policy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "sgguard.cli", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def section(output: str, action: str) -> str:
+    return output.split(f"action: {action}", 1)[1].split("action: ", 1)[0]
+
+
+def row(text: str, call: str) -> list[str]:
+    """The cells of a call's row in the first table."""
+    line = next(line for line in text.splitlines() if call in line)
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_it_says_what_ran(output: str) -> None:
+    assert re.search(r"SGLang 0\.5\.\d+, imported in \d+\.\d s", output)
+    assert "STAND-IN" not in output
+    assert max(map(len, output.splitlines())) <= 110  # the note is not wrapped
+
+
+@pytest.mark.parametrize(
+    ("call", "observe", "normalise", "fallback"),
+    [
+        ("set_mode('write')", "accepted", "accepted", "accepted"),
+        ("set_mode('READ')", "refused", "normalised", "normalised"),
+        ("set_mode(' Write')", "refused", "normalised", "normalised"),
+        ("set_mode(<RefactoredMode.READ", "refused", "normalised", "normalised"),
+        ("set_mode('prefill')", "refused", "normalised", "normalised"),
+        ("set_mode('recycle')", "refused", "refused", "fell back"),
+        ("set_mode(None)", "accepted", "accepted", "accepted"),
+        ("clear()", "watched", "watched", "watched"),
+        ("Backend.from_string('Diffusers ')", "refused", "normalised", "normalised"),
+        ("Backend.from_string('trt')", "refused", "refused", "fell back"),
+        ("RoleType.from_string('denoising')", "accepted", "accepted", "accepted"),
+    ],
+)
+def test_outcomes(output: str, call: str, observe: str, normalise: str, fallback: str) -> None:
+    expected = {"observe": observe, "normalise": normalise, "fallback": fallback}
+    for action, outcome in expected.items():
+        _, got, said = row(section(output, action), call)
+        assert said.startswith(outcome)
+        assert (got == "-") is (outcome == "refused")
+
+
+def test_spans_metrics_and_note(output: str) -> None:
+    assert "skip -> none" in section(output, "observe")
+    assert "' Write' normalised to 'write' (case)" in section(output, "normalise")
+    assert "'trt' fell_back to 'auto'" in section(output, "fallback")
+    for action in ("observe", "normalise", "fallback"):
+        assert "sgguard.mode.duration" in section(output, action)
+        assert "point=diffusion.role outcome=accepted" in section(output, action)
+    assert "points: {glm_image.kv_cache.mode: {action: normalise}}" in output

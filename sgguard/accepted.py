@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FunctionType, MappingProxyType
+from typing import Any, cast
 
-from sgguard.discovery import class_dict, class_mro
+from sgguard.discovery import class_dict, is_enum
 
+#: An object may make up an inner one whenever it is asked; a chain this long has no end.
+_MOST_LAYERS = 64
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 
 
@@ -22,15 +23,20 @@ def unwrap(raw: object) -> Iterator[Any]:
     """Yield a raw class attribute and everything it wraps, outermost first.
 
     Follows ``classmethod.__func__``, ``functools.wraps`` and wrapt by the attributes they
-    share.
+    share. A layer that cannot be looked into is the last one.
     """
-    seen: set[int] = set()
+    seen: list[object] = []  # keeps the layers, so that no identity is used twice
     current: Any = raw
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
+    while current is not None and len(seen) < _MOST_LAYERS:
+        if any(current is layer for layer in seen):
+            return
+        seen.append(current)
         yield current
-        inner = getattr(current, "__wrapped__", None)
-        current = inner if inner is not None else getattr(current, "__func__", None)
+        try:
+            inner = getattr(current, "__wrapped__", None)
+            current = inner if inner is not None else getattr(current, "__func__", None)
+        except Exception:  # noqa: BLE001 - other people's __getattr__ may do anything
+            return
 
 
 def function_of(raw: object) -> FunctionType | None:
@@ -56,8 +62,9 @@ def codes_of(raw: object, owner: type) -> frozenset[CodeType]:
 
 def _strings(value: object) -> list[str]:
     """The strings of a table: the keys of a mapping, the items of a set or sequence."""
-    if isinstance(value, (dict, set, frozenset, tuple, list)):
-        return [item for item in list(value) if type(item) is str]
+    # type(value), not isinstance: a lazy proxy would load what it stands for.
+    if issubclass(type(value), (dict, set, frozenset, tuple, list, MappingProxyType)):
+        return [item for item in list(cast("Iterable[object]", value)) if type(item) is str]
     return []
 
 
@@ -71,12 +78,11 @@ def _tables(function: FunctionType, owner: type, depth: int = 1) -> Iterator[str
 
 
 def _members(owner: type) -> Iterator[str]:
-    if Enum not in class_mro(owner):
+    if not is_enum(owner):
         return
-    members: Iterable[Any] = class_dict(owner).get("_member_map_", {}).values()
-    members = list(members)
-    yield from (member.value for member in members if type(member.value) is str)
-    yield from (member.name for member in members)
+    members: dict[str, Any] = dict(class_dict(owner).get("_member_map_", {}))
+    yield from (member.value for member in members.values() if type(member.value) is str)
+    yield from members  # the names; an alias has its own
 
 
 def candidates(owner: type, function: FunctionType | None, kind: str) -> list[object]:

@@ -20,6 +20,7 @@ PREFIX = "sglang."
 
 _type_dict = type.__dict__["__dict__"].__get__
 _type_mro = type.__dict__["__mro__"].__get__
+_type_name = type.__dict__["__name__"].__get__
 
 
 def class_dict(cls: type) -> Mapping[str, Any]:
@@ -30,6 +31,11 @@ def class_dict(cls: type) -> Mapping[str, Any]:
 def class_mro(cls: type) -> tuple[type, ...]:
     """The method resolution order, read past any metaclass."""
     return cast("tuple[type, ...]", _type_mro(cls))
+
+
+def is_enum(cls: type) -> bool:
+    """Whether a class is an Enum. By identity: ``in`` would run a metaclass's ``__eq__``."""
+    return any(base is Enum for base in class_mro(cls))
 
 
 def derived_id(module: str, cls: str, kind: str) -> str:
@@ -52,16 +58,20 @@ def discover(module: ModuleType) -> Iterator[tuple[Point, Target, type]]:
     if not isinstance(module_name, str) or not module_name.startswith(PREFIX):
         return
     seen: set[int] = set()
-    for value in list(module.__dict__.values()):
+    for key, value in list(module.__dict__.items()):
         # type(value), not isinstance: a lazy proxy would load what it stands for.
         if not issubclass(type(value), type) or id(value) in seen:
             continue
         seen.add(id(value))
         own = class_dict(value)
-        if own.get("__module__") != module_name:
+        home = own.get("__module__")
+        if type(home) is not str or home != module_name:
             continue
-        name = type.__dict__["__name__"].__get__(value)
-        if Enum in class_mro(value) and isinstance(own.get("from_string"), classmethod):
+        # The name under which the module has it, which need not be the class's own.
+        name = _type_name(value)
+        if module.__dict__.get(name) is not value:
+            name = key
+        if is_enum(value) and _is_classmethod(own.get("from_string")):
             point = Point(
                 derived_id(module_name, name, "enum"),
                 "enum",
@@ -81,13 +91,26 @@ def discover(module: ModuleType) -> Iterator[tuple[Point, Target, type]]:
             yield point, point.targets[0], value
 
 
+def _layers(method: object) -> Iterator[object]:
+    """A method and what wrapt's FunctionWrapper or ``functools.wraps`` put around."""
+    for _ in range(16):
+        yield method
+        if type(method) is FunctionType:
+            method = method.__dict__.get("__wrapped__")
+        elif any(_type_name(base) == "FunctionWrapper" for base in class_mro(type(method))):
+            method = cast("Any", method).__wrapped__
+        else:
+            return
+
+
+def _is_classmethod(method: object) -> bool:
+    return any(issubclass(type(layer), classmethod) for layer in _layers(method))
+
+
 def _takes_mode(method: object) -> bool:
-    function = getattr(method, "__wrapped__", method) if _is_wrapt(method) else method
-    if not isinstance(function, FunctionType):
-        return False
-    code: CodeType = function.__code__
-    return code.co_argcount == 2 and code.co_varnames[:2] == ("self", "mode")
-
-
-def _is_wrapt(value: object) -> bool:
-    return type(value).__module__.startswith("wrapt")
+    for layer in _layers(method):
+        if type(layer) is FunctionType:
+            code: CodeType = layer.__code__
+            if code.co_argcount == 2 and code.co_varnames[:2] == ("self", "mode"):
+                return True
+    return False

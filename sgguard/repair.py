@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Final, Literal
 
+from sgguard.values import is_text
+
 Step = Literal["enum_value", "white_space", "case", "separators", "aliases"]
 
 STEPS: Final[tuple[Step, ...]] = ("enum_value", "white_space", "case", "separators", "aliases")
@@ -42,23 +44,25 @@ def unquote(text: str) -> str:
         text = inner
 
 
-def _only(values: list[str]) -> list[str]:
-    # Two accepted spellings that fold to one text are ambiguous: choosing would be a guess.
-    return values if len(values) == 1 else []
-
-
 def _texts(text: str, step: Step, accepted: Callable[[], Sequence[object]]) -> Iterator[str]:
-    """What one step makes of a text; the last one is what the next step starts from."""
+    """What one step makes of a text; the last one is what the next step starts from.
+
+    Where two accepted spellings come to the same text, choosing would be a guess: nothing.
+    """
     if step == "white_space":
         yield unquote(text)
     elif step == "case":
-        yield from _only([v for v in accepted() if isinstance(v, str) and fold(v) == fold(text)])
-        yield fold(text)
+        folded = fold(text)
+        same = [v for v in accepted() if isinstance(v, str) and fold(v) == folded]
+        if len(same) <= 1:
+            yield from same
+            yield folded
     elif step == "separators":
         form = canonical(text)
         same = [v for v in accepted() if isinstance(v, str) and canonical(v) == form]
-        yield from _only(same)
-        if not same:  # nothing could be read from SGLang: the three uniform spellings
+        if len(same) == 1:
+            yield same[0]
+        elif not same:  # nothing could be read from SGLang: the three uniform spellings
             yield from (form.replace("_", separator) for separator in "- _")
 
 
@@ -86,13 +90,19 @@ def readings(
     tried: list[object] = [value]
 
     def fresh(candidate: object) -> bool:
-        if candidate == "" or any(type(candidate) is type(t) and candidate == t for t in tried):
+        # A foreign enum's value may be anything, an array too, whose == gives no bool.
+        if is_text(candidate):
+            if not str.__len__(candidate):
+                return False
+            if any(type(candidate) is type(t) and candidate == t for t in tried):
+                return False
+        elif any(candidate is t for t in tried):
             return False
         tried.append(candidate)
         return True
 
     texts: list[str] = []
-    if isinstance(value, Enum):
+    if issubclass(type(value), Enum) and isinstance(value, Enum):
         if "enum_value" not in steps:
             return
         # Only a member of the guarded enum itself may go by its name: what SGLang would
@@ -101,9 +111,9 @@ def readings(
         for spelling in spellings:
             if fresh(spelling):
                 yield "enum_value", spelling
-            if isinstance(spelling, str):
+            if is_text(spelling):
                 texts.append(str.__str__(spelling))
-    elif isinstance(value, str):
+    elif is_text(value):
         texts.append(str.__str__(value))
     for start in texts:
         if len(start) > _LONGEST:

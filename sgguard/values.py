@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import reprlib
 import sys
+from array import array
+from collections import deque
 from enum import Enum
-from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 ELLIPSIS: Final = "…"
 DEFAULT_LENGTH: Final = 64
+
+_name_of = type.__dict__["__name__"].__get__
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type, read past any metaclass."""
+    return str(_name_of(type(value)))
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is a string by its type, whatever its ``__class__`` claims."""
+    return issubclass(type(value), str)
 
 
 def is_array(value: object) -> bool:
@@ -26,10 +39,9 @@ def is_array(value: object) -> bool:
     numpy = sys.modules.get("numpy")
     # A module that is still being imported has no such attribute yet.
     tensor = getattr(torch, "Tensor", None) if torch else None
-    array = getattr(numpy, "ndarray", None) if numpy else None
-    return (tensor is not None and isinstance(value, tensor)) or (
-        array is not None and isinstance(value, array)
-    )
+    ndarray = getattr(numpy, "ndarray", None) if numpy else None
+    # Neither is a class where tests put a stand-in for the module.
+    return any(isinstance(kind, type) and isinstance(value, kind) for kind in (tensor, ndarray))
 
 
 def _show_array(value: Any) -> str:
@@ -38,29 +50,53 @@ def _show_array(value: Any) -> str:
     device = getattr(value, "device", None)
     if device is not None:
         parts.append(f"device={device}")
-    return f"{type(value).__name__}({', '.join(parts)})"
+    return f"{type_name(value)}({', '.join(parts)})"
+
+
+def _raised(value: object, error: Exception) -> str:
+    return f"<{type_name(value)}, whose repr raised {type_name(error)}>"
+
+
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque, array)
+#: reprlib sorts a dict or set before it takes the first few; a larger one is described.
+_MOST_SORTED: Final = 1000
 
 
 class _Repr(reprlib.Repr):
-    """reprlib's bounded repr, with arrays described instead of printed."""
+    """reprlib's bounded repr, with arrays and large containers described instead of printed."""
 
     def repr1(self, x: Any, level: int) -> str:
+        if is_text(x):
+            return repr(str.__getitem__(x, slice(0, self.maxstring)))
         if is_array(x):
             return _show_array(x)
-        if isinstance(x, str):
-            return repr(str.__getitem__(x, slice(0, self.maxstring)))
-        if isinstance(x, (bytes, bytearray)):
+        kind = type(x)
+        if issubclass(kind, (bytes, bytearray)):
             return repr(bytes(memoryview(x)[: self.maxstring]))
-        if isinstance(x, int) and not isinstance(x, (bool, Enum)) and x.bit_length() > 512:
+        if issubclass(kind, int) and int.bit_length(x) > 512:
             # Longer ones cost quadratic time, and past 4300 digits raise.
-            return f"<int of {x.bit_length()} bits>"
-        return super().repr1(x, level)
+            return f"<{type_name(x)} of {int.bit_length(x)} bits>"
+        for base in _CONTAINERS:
+            if issubclass(kind, base):
+                return self._container(x, base, level)
+        return self.repr_instance(x, level)
+
+    def _container(self, x: Any, base: Any, level: int) -> str:
+        # By exact type: reprlib goes by the name of the class, which says nothing, and a
+        # subclass (OrderedDict, a namedtuple) prints all it holds, tensors too.
+        size: int = base.__len__(x)
+        sorts = base in (dict, set, frozenset)
+        if type(x) is not base or base is array or (sorts and size > _MOST_SORTED):
+            return f"<{type_name(x)} of {size} item{'s' * (size != 1)}>"
+        text: str = getattr(self, f"repr_{base.__name__}")(x, level)
+        return text
 
     def repr_instance(self, x: Any, level: int) -> str:
         try:
-            return repr(x)
+            text = repr(x)  # may be of a subclass of str
         except Exception as error:  # noqa: BLE001 - any repr may do anything
-            return f"<{type(x).__name__}, whose repr raised {type(error).__name__}>"
+            return _raised(x, error)
+        return str.__getitem__(text, slice(0, self.maxother))
 
 
 def escape(text: str) -> str:
@@ -75,25 +111,26 @@ def escape(text: str) -> str:
 
 def cut(text: str, length: int) -> str:
     """At most ``length`` characters, the last of them ``…`` if any were dropped."""
-    return text if len(text) <= length else text[: max(length - 1, 0)] + ELLIPSIS
+    return text if len(text) <= length else text[: max(length - 1, 0)] + ELLIPSIS[:length]
 
 
 def show(value: object, length: int = DEFAULT_LENGTH) -> str:
     """Show a received value in at most ``length`` characters of printable text.
 
-    Strings are shown by their ``repr``; a tensor by type, shape, dtype and device; an object
-    whose ``repr`` raises by its type. Never raises an ``Exception``.
+    Strings are shown by their ``repr``; a tensor by type, shape, dtype and device; a
+    container of a type of its own by type and size; an object whose ``repr`` raises by its
+    type. Never raises an ``Exception``.
     """
-    # One character more than fits, so that a longer string is seen to be cut.
+    # One character more than fits, so that a longer text is seen to be cut.
     bounded = _Repr()
     bounded.maxlevel = 3
-    bounded.maxstring = bounded.maxother = bounded.maxlong = length + 1
+    bounded.maxstring = bounded.maxother = length + 1
     try:
         text = bounded.repr1(value, bounded.maxlevel)
     except Exception as error:  # noqa: BLE001 - hostile containers, shapes and dtypes
-        text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
-    # A repr of megabytes is cut before it is escaped, character by character.
-    return cut(escape("".join(islice(text, 4 * length + 4))), length)
+        text = _raised(value, error)
+    # Cut before it is escaped, which goes character by character.
+    return cut(escape(text[: length + 1]), length)
 
 
 def plain(value: object) -> str | None:
@@ -103,8 +140,9 @@ def plain(value: object) -> str | None:
     """
     if value is None:
         return "none"
-    if isinstance(value, str):
+    if is_text(value):
         return str.__str__(value)
-    if isinstance(value, Enum) and isinstance(value.value, str):
-        return str.__str__(value.value)
+    if issubclass(type(value), Enum):
+        inner = getattr(value, "value", None)
+        return str.__str__(inner) if is_text(inner) else None
     return None

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,15 @@ def test_spans_metrics_and_note(output: str) -> None:
         assert "sgguard.mode.duration" in section(output, action)
         assert "point=diffusion.role outcome=accepted" in section(output, action)
     assert "points: {glm_image.kv_cache.mode: {action: normalise}}" in output
+
+
+def test_the_readme_shows_real_output(output: str) -> None:
+    """Every line of the README's blocks is a line of this run."""
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```text\n(.*?)```", readme, re.S)
+    assert len(blocks) == 2
+    release = re.search(r"SGLang (0\.5\.\d+)", output)
+    assert release is not None
+    lines = {line.rstrip() for line in output.splitlines()}
+    for line in "".join(blocks).replace("0.5.23", release[1]).splitlines():
+        assert line.rstrip() in lines

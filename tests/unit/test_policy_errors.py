@@ -213,6 +213,13 @@ def test_paths(tmp_path: Path) -> None:
         read_text("a\0b")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux's /proc")
+def test_a_file_that_cannot_be_read() -> None:
+    """Reading this one fails for everybody, root included."""
+    with pytest.raises(PolicyError, match="/proc/self/mem: cannot read the policy file: "):
+        sgguard.install("/proc/self/mem")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"

@@ -28,9 +28,5 @@ attempt("set_mode('prefill')", lambda: cache.set_mode("prefill"))
 print("mode now:", cache[0].mode)
 attempt("Backend.from_string('HF')", lambda: Backend.from_string("HF"))
 
-print("\nwhat sgguard did:")
-status = sgguard.status()
-print(f"  policy {status.policy_fingerprint} from {status.policy_source}")
-for point in status.points:
-    if point.state == "active" and point.calls:
-        print(f"  {point.point} ({point.implementation}): {dict(point.calls)}")
+print()
+print(sgguard.status())

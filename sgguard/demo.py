@@ -224,7 +224,11 @@ def _call(
 
 
 def _counts() -> dict[tuple[str, str], int]:
-    return {(p, o): n for p, counts in runtime.counts().items() for o, n in counts.calls().items()}
+    found: Counter[tuple[str, str]] = Counter()
+    for point, counts in runtime.counts():
+        for outcome, count in counts.calls().items():
+            found[point, outcome] += count
+    return found
 
 
 def _difference(

@@ -83,6 +83,7 @@ class Transition:
         seconds: how long ``before`` was on; ``None`` where its start was not seen.
         modes: the names that SGLang's own modes have in telemetry (a closed set).
         book: the policy in force.
+        counts: the counts of the guard that saw it.
         frames: the caller.
     """
 
@@ -94,6 +95,7 @@ class Transition:
     seconds: float | None
     modes: frozenset[str]
     book: Book
+    counts: Counts
     frames: tuple[Frame, ...]
 
 
@@ -140,7 +142,7 @@ class Counter:
 
 
 class Counts:
-    """What one point has seen in this process."""
+    """What one implementation of a point has seen in this process."""
 
     def __init__(self) -> None:
         self.accepted = Counter()
@@ -247,7 +249,7 @@ class Guard:
         implementation: whose class it is.
         owner: the class that defines the method.
         raw: the class attribute below the guard.
-        counts: the point's counts.
+        counts: this implementation's counts.
         control: the policy in force, and where decisions and transitions go.
     """
 
@@ -381,6 +383,7 @@ class Guard:
                     self.clock.switch(instance, after),
                     self.modes,
                     self.control.book,
+                    self.counts,
                     callers(1),
                 )
             )
@@ -427,7 +430,8 @@ class Guard:
             value = self._value(args, kwargs)
             if value is UNSET:
                 return _UNREPAIRED
-            self.control.used()
+            with fail_open("policy"):
+                self.control.used()
             book = self.control.book  # one reference: the whole call sees one policy
             frames = callers(STACK_DEPTH)
             caller = frames[0].module if frames else None

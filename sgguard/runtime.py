@@ -49,7 +49,7 @@ class PointStatus:
             imported, class not in it).
         target: ``module:Class.method``.
         action: what the policy allows there.
-        calls: guarded calls of the point so far, by outcome.
+        calls: guarded calls there so far, by outcome.
         problem: why the policy is not in force there, if it is not.
     """
 
@@ -79,6 +79,24 @@ class Status:
     policy_source: str
     points: tuple[PointStatus, ...]
     guard_errors: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """A line for the policy, then one for each point that has a place in this SGLang."""
+        state = "installed" if self.installed else "not installed"
+        lines = [
+            f"sgguard {state}, policy {self.policy_fingerprint} from {escape(self.policy_source)}"
+        ]
+        shown = [point for point in self.points if point.state != "absent"]
+        width = max((len(point.point) for point in shown), default=0)
+        for point in shown:
+            calls = ", ".join(f"{outcome} {count}" for outcome, count in point.calls.items())
+            lines.append(
+                f"  {point.point:{width}}  {point.state:7}  {point.action:9}  "
+                f"{point.implementation}{': ' if calls else ''}{calls}"
+            )
+            lines += [f"    {escape(line)}" for line in point.problem.splitlines()]
+        lines += [f"  guard errors, {stage}: {n}" for stage, n in self.guard_errors.items()]
+        return "\n".join(lines)
 
 
 class Installation:
@@ -126,7 +144,7 @@ class Runtime:
         # One lock for policy and hooks: an import takes them in one order, install() in the
         # other. Guarded calls take none.
         self._lock = threading.RLock()
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[tuple[str, str], Counts] = {}
         self._source: Source | None = None
         self._unread: _Unread | None = None
         self._watcher: Watcher | None = None
@@ -139,8 +157,8 @@ class Runtime:
 
     # Telemetry's side (sgguard.telemetry.Source).
 
-    def counts(self) -> Mapping[str, Counts]:
-        return self._counts
+    def counts(self) -> Iterable[tuple[str, Counts]]:
+        return [(point, counts) for (point, _), counts in list(self._counts.items())]
 
     def states(self) -> Mapping[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
@@ -338,7 +356,7 @@ class Runtime:
     def _status_of(
         self, point_id: str, implementation: str, state: State, target: Target
     ) -> PointStatus:
-        counts = self._counts.get(point_id)
+        counts = self._counts.get((point_id, implementation))
         return PointStatus(
             point_id,
             implementation,
@@ -353,7 +371,8 @@ class Runtime:
 
     def _bare_guard(self, candidate: Candidate) -> Guard:
         with self._lock:
-            counts = self._counts.setdefault(candidate.point.id, Counts())
+            key = (candidate.point.id, candidate.target.implementation)
+            counts = self._counts.setdefault(key, Counts())
         return Guard(
             candidate.point,
             candidate.target.implementation,

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -77,8 +77,8 @@ class LogLimiter:
 class Source(Protocol):
     """What the observable instruments read when a reader collects."""
 
-    def counts(self) -> Mapping[str, Counts]:
-        """Counts by point id."""
+    def counts(self) -> Iterable[tuple[str, Counts]]:
+        """Each point's id and counts, once for each of its implementations."""
         ...
 
     def states(self) -> Mapping[tuple[str, str], int]:
@@ -122,7 +122,7 @@ class Telemetry:
             before, after = mode_name(transition.before), mode_name(transition.after)
             point = transition.point.id
             start, end = (name if name in transition.modes else OTHER for name in (before, after))
-            self.source.counts()[point].add_transition(start, end)
+            transition.counts.add_transition(start, end)
             if transition.seconds is not None and transition.before is not None:
                 self._duration.record(
                     transition.seconds, {"sgguard.point": point, "sgguard.mode.from": start}
@@ -228,33 +228,27 @@ class Telemetry:
     # What the observable instruments read.
 
     def observe_calls(self) -> Iterator[Observation]:
-        for point, counts in self.source.counts().items():
-            for outcome, count in counts.calls().items():
-                yield Observation(count, {"sgguard.point": point, "sgguard.outcome": outcome})
+        return self._observe(Counts.calls, "sgguard.outcome")
 
     def observe_invalid(self) -> Iterator[Observation]:
-        for point, counts in self.source.counts().items():
-            for (outcome, action), count in counts.invalid().items():
-                yield Observation(
-                    count,
-                    {
-                        "sgguard.point": point,
-                        "sgguard.outcome": outcome,
-                        "sgguard.action": action,
-                    },
-                )
+        return self._observe(Counts.invalid, "sgguard.outcome", "sgguard.action")
 
     def observe_transitions(self) -> Iterator[Observation]:
-        for point, counts in self.source.counts().items():
-            for (before, after), count in counts.transitions().items():
-                yield Observation(
-                    count,
-                    {
-                        "sgguard.point": point,
-                        "sgguard.mode.from": before,
-                        "sgguard.mode.to": after,
-                    },
-                )
+        return self._observe(Counts.transitions, "sgguard.mode.from", "sgguard.mode.to")
+
+    def _observe(
+        self, read: Callable[[Counts], Mapping[Any, int]], *names: str
+    ) -> Iterator[Observation]:
+        """One observation for each point and key, summed over a point's implementations."""
+        total: Counter[tuple[str, ...]] = Counter()
+        for point, counts in self.source.counts():
+            for key, count in read(counts).items():
+                row = (point, *((key,) if isinstance(key, str) else key))
+                total[row] += count
+        for (point, *values), count in total.items():
+            yield Observation(
+                count, {"sgguard.point": point, **dict(zip(names, values, strict=True))}
+            )
 
     def observe_errors(self) -> Iterator[Observation]:
         for stage, count in errors.counts().items():

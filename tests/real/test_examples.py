@@ -36,8 +36,11 @@ def test_offline_script() -> None:
     assert "set_mode('READ'): Invalid mode: READ, must be one of 'write', 'read', 'skip'" in out
     assert "points: {glm_image.kv_cache.mode: {action: normalise}}" in out
     assert "mode now: read" in out
-    assert "policy none from built-in" in out
-    assert "glm_image.kv_cache.mode (sglang): {'accepted': 2, 'refused': 2}" in out
+    assert "sgguard installed, policy none from built-in" in out
+    assert re.search(
+        r"glm_image.kv_cache.mode +active +observe +sglang: accepted 2, refused 2\n", out
+    )
+    assert re.search(r"diffusion.pipeline_type +waiting +observe +sglang\n", out)
 
 
 def test_offline_script_with_the_policy() -> None:

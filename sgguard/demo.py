@@ -27,8 +27,9 @@ import sgguard
 from sgguard.catalogue import BY_ID, Target
 from sgguard.compat.process import sglang_version
 from sgguard.discovery import class_dict
+from sgguard.guard import Decision
 from sgguard.hooks import Candidate
-from sgguard.runtime import runtime
+from sgguard.runtime import ENV_DISABLED, runtime
 from sgguard.values import cut, escape, show
 
 CACHE, BACKEND, ROLE = "glm_image.kv_cache.mode", "diffusion.backend", "diffusion.role"
@@ -40,9 +41,25 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
         BACKEND: {"action": "normalise"},
     },
     "fallback": {
-        CACHE: {"action": "fallback", "aliases": {"prefill": "write"}, "fallback": "skip"},
-        BACKEND: {"action": "fallback", "fallback": "auto"},
+        CACHE: {
+            "action": "fallback",
+            "aliases": {"prefill": "write", "cache": "write", "reuse": "read", "bypass": "skip"},
+            "fallback": "skip",
+        },
+        BACKEND: {
+            "action": "fallback",
+            "aliases": {"hf": "diffusers", "native": "sglang"},
+            "fallback": "auto",
+        },
     },
+}
+
+
+_RUNTIME: Final = "sglang.multimodal_gen.runtime"
+SGLANG: Final = {
+    "cache": (f"{_RUNTIME}.models.dits.glm_image", "GlmImageKVCache"),
+    "backend": (f"{_RUNTIME}.server_args", "Backend"),
+    "role": (f"{_RUNTIME}.disaggregation.roles", "RoleType"),
 }
 
 
@@ -71,15 +88,21 @@ class Classes(SimpleNamespace):
 
 
 def run() -> None:
-    """Run the demo on standard output."""
+    """Run the demo on standard output.
+
+    Raises:
+        SystemExit: where sgguard is switched off by the environment.
+    """
     console = Console(width=min(Console().width, 100), highlight=False)
+    with sgguard.install() as installation:
+        if not installation.status().installed:
+            raise SystemExit(f"sgguard demo: {ENV_DISABLED} is set, so no value would be guarded")
     classes = _load(console)
-    # Log lines would run into the tables; what they say is in the tables.
-    logging.getLogger("sgguard").addHandler(logging.NullHandler())
-    logging.getLogger("sgguard").propagate = False
-    for name, points in POLICIES.items():
-        _one_policy(console, classes, name, points)
-    _note(console, classes)
+    with _logged():
+        for name, points in POLICIES.items():
+            _one_policy(console, classes, name, points)
+    with _logged() as lines:
+        _note(console, classes, lines)
 
 
 # Loading SGLang, or the stand-in.
@@ -95,30 +118,23 @@ def _load(console: Console) -> Classes:
         return _stand_in()
     console.print("Importing SGLang; this takes about ten seconds ...")
     begin = time.monotonic()
-    try:
-        with _quiet():
-            found = Classes(
-                cache=_sglang("models.dits.glm_image").GlmImageKVCache,
-                backend=_sglang("server_args").Backend,
-                role=_sglang("disaggregation.roles").RoleType,
-                label=f"SGLang {sglang_version()}",
-                candidates=[],
+    found: dict[str, Any] = {}
+    for role, (name, cls) in SGLANG.items():
+        try:
+            with _quiet():
+                found[role] = getattr(importlib.import_module(name), cls)
+        except Exception as error:  # noqa: BLE001 - SGLang may fail in any way on a machine
+            console.print(
+                f"SGLang {sglang_version() or ''} is installed, but this cannot be used here:\n"
+                f"{name}\n{escape(f'{type(error).__name__}: {error}')}\n"
+                "`pip install 'sglang[diffusion]'` gets what it needs (in a checkout of sgguard,\n"
+                "`make demo` does, on a CPU). What follows runs on a stand-in of ours instead: it\n"
+                "shows sgguard, and proves nothing about SGLang.\n",
+                markup=False,
             )
-    except Exception as error:  # noqa: BLE001 - SGLang may fail in any way on a machine
-        console.print(
-            f"SGLang {sglang_version()} is installed, but its diffusion modules cannot be imported"
-            f"\nhere: {escape(f'{type(error).__name__}: {error}')}\n"
-            "`pip install 'sglang[diffusion]'` gets what they need. What follows runs on a\n"
-            "stand-in of ours instead: it shows sgguard, and proves nothing about SGLang.\n",
-            markup=False,
-        )
-        return _stand_in()
+            return _stand_in()
     console.print(f"SGLang {sglang_version()}, imported in {time.monotonic() - begin:.1f} s.\n")
-    return found
-
-
-def _sglang(name: str) -> Any:
-    return importlib.import_module(f"sglang.multimodal_gen.runtime.{name}")
+    return Classes(label=f"SGLang {sglang_version()}", candidates=[], **found)
 
 
 def _stand_in() -> Classes:
@@ -174,6 +190,29 @@ def _quiet() -> Iterator[None]:
             os.close(copy)
 
 
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collect sgguard's log lines, which would run into the tables."""
+    log = logging.getLogger("sgguard")
+    handler, propagate = _Collector(), log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield handler.lines
+    finally:
+        log.propagate = propagate
+        log.removeHandler(handler)
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 # One policy.
 
 
@@ -181,46 +220,76 @@ def _one_policy(
     console: Console, classes: Classes, name: str, points: dict[str, dict[str, Any]]
 ) -> None:
     recording = _Recording()
-    before = _counts()
     policy = sgguard.Policy.model_validate({"version": 1, "points": points})
     with sgguard.install(policy, **recording.providers):
         runtime.attach(classes.candidates)
+        before = _counts()
+        recording.begin()
         table = Table(title=f"action: {name}  ({classes.label})", title_justify="left")
-        table.add_column("call", overflow="fold")
+        table.add_column("point and call", overflow="fold")
         table.add_column("SGLang got", overflow="fold")
         table.add_column("outcome", overflow="fold")
-        for row in _drive(classes):
-            table.add_row(*(Text(cell) for cell in row))
+        point = ""
+        with _decisions() as decisions:
+            for row_point, shown, got, outcome in _drive(classes, decisions):
+                if row_point != point:
+                    point = row_point
+                    table.add_section()
+                    table.add_row(Text(point, style="bold"))
+                table.add_row(*(Text(cell) for cell in ("  " + shown, got, outcome)))
         console.print(table)
-        after = _counts()
-        recording.show(console, classes.label, _difference(before, after))
+        recording.show(console, classes.label, _difference(before, _counts()))
     console.print()
 
 
-def _drive(classes: Classes) -> Iterator[tuple[str, str, str]]:
+@contextlib.contextmanager
+def _decisions() -> Iterator[list[Decision]]:
+    """See what the guards decide, with or without an SDK that records it."""
+    recorder: Any = runtime.recorder
+    found: list[Decision] = []
+    record = recorder.invalid
+
+    def invalid(decision: Decision) -> None:
+        found.append(decision)
+        record(decision)
+
+    recorder.invalid = invalid
+    try:
+        yield found
+    finally:
+        del recorder.invalid  # the class's own shows again
+
+
+def _drive(classes: Classes, decisions: list[Decision]) -> Iterator[tuple[str, str, str, str]]:
     cache = classes.cache(num_layers=2)
-    for mode in MODES:
-        yield _call(CACHE, f"set_mode({show(mode)})", partial(cache.set_mode, mode), cache)
-    yield _call(CACHE, "clear()", cache.clear, cache)
-    for value in ("Diffusers ", "trt"):
-        call = classes.backend.from_string
-        yield _call(BACKEND, f"Backend.from_string({value!r})", partial(call, value))
-    call = classes.role.from_string
-    yield _call(ROLE, "RoleType.from_string('denoising')", partial(call, "denoising"))
+    modes = [(f"set_mode({show(mode)})", partial(cache.set_mode, mode)) for mode in MODES]
+    for shown, call in (*modes, ("clear()", cache.clear)):
+        yield CACHE, shown, *_call(CACHE, call, decisions, cache)
+    for point, cls, value in (
+        (BACKEND, classes.backend, "Diffusers "),
+        (BACKEND, classes.backend, "trt"),
+        (ROLE, classes.role, "denoising"),
+    ):
+        shown = f"{cls.__name__}.from_string({value!r})"
+        yield point, shown, *_call(point, partial(cls.from_string, value), decisions)
 
 
 def _call(
-    point: str, shown: str, call: Callable[[], Any], cache: Any = None
-) -> tuple[str, str, str]:
-    """Make one call; say what SGLang ended up with and how the call was counted."""
+    point: str, call: Callable[[], Any], decisions: list[Decision], cache: Any = None
+) -> tuple[str, str]:
+    """Make one call; say what SGLang ended up with and what the guard made of it."""
     before = _counts()
+    decisions.clear()
     try:
         result = call()
     except Exception as error:  # noqa: BLE001 - showing it is the point
-        return shown, "-", f"refused: {type(error).__name__}: {cut(escape(str(error)), 60)}"
+        return "-", f"refused: {type(error).__name__}: {cut(escape(str(error)), 60)}"
     got = show(cache.caches[0].mode) if cache is not None else str(result)
+    if decisions:
+        step = f" ({decisions[-1].step})" if decisions[-1].step else ""
+        return got, decisions[-1].outcome.replace("_", " ") + step
     moved = [outcome for (p, outcome), _ in _difference(before, _counts()).items() if p == point]
-    return shown, got, moved[0].replace("_", " ") if moved else "watched"
+    return got, moved[0] if moved else "watched"
 
 
 def _counts() -> dict[tuple[str, str], int]:
@@ -264,6 +333,31 @@ class _Recording:
             "meter_provider": MeterProvider(metric_readers=[self._reader]),
         }
 
+    def begin(self) -> None:
+        """What is counted from here on is this recording's: counts go on over policies."""
+        self._before = self._points() if self.providers else {}
+
+    def _points(self) -> dict[tuple[str, str, str], tuple[float, float | None]]:
+        """(metric, point, other attributes) to a number, and a histogram's sum of seconds."""
+        found: dict[tuple[str, str, str], tuple[float, float | None]] = {}
+        data = self._reader.get_metrics_data()
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for item in metric.data.data_points:
+                        attributes: dict[str, Any] = dict(item.attributes or {})
+                        point = str(attributes.pop("sgguard.point", "-"))
+                        what = " ".join(
+                            f"{key.removeprefix('sgguard.')}={value}"
+                            for key, value in attributes.items()
+                        )
+                        measured: Any = item
+                        number = getattr(item, "value", None)
+                        found[metric.name, point, what] = (
+                            (measured.count, measured.sum) if number is None else (number, None)
+                        )
+        return found
+
     def show(self, console: Console, label: str, counts: dict[tuple[str, str], int]) -> None:
         if not self.providers:
             console.print(
@@ -275,7 +369,7 @@ class _Recording:
                 console.print(f"  {point} {outcome}: {count}")
             return
         console.print(self._span_table(label))
-        console.print(self._metric_table(label, counts))
+        console.print(self._metric_table(label))
 
     def _span_table(self, label: str) -> Table:
         table = Table(title=f"spans  ({label})", title_justify="left")
@@ -297,36 +391,28 @@ class _Recording:
             table.add_row(Text(name), Text(what), str(count))
         return table
 
-    def _metric_table(self, label: str, counts: dict[tuple[str, str], int]) -> Table:
+    def _metric_table(self, label: str) -> Table:
         table = Table(title=f"metrics  ({label})", title_justify="left")
-        for heading in ("metric", "attributes", "value"):
+        for heading in ("metric", "point", "attributes and value"):
             table.add_column(heading, overflow="fold")
-        data = self._reader.get_metrics_data()
-        for resource in data.resource_metrics if data else ():
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    if metric.name not in SHOWN_METRICS:
-                        continue
-                    for point in metric.data.data_points:
-                        attributes: dict[str, Any] = dict(point.attributes or {})
-                        key = (attributes["sgguard.point"], attributes.get("sgguard.outcome", ""))
-                        value: Any = getattr(point, "value", None)
-                        if metric.name == "sgguard.calls":
-                            value = counts.get(key, 0)  # this table's share of the process
-                        if value is None:
-                            value = f"{point.count} durations, {point.sum * 1e3:.2f} ms"  # type: ignore[union-attr]
-                        words = " ".join(
-                            f"{k.removeprefix('sgguard.')}={v}" for k, v in attributes.items()
-                        )
-                        if value:
-                            table.add_row(Text(metric.name), Text(words), str(value))
+        rows: dict[tuple[str, str], list[str]] = {}
+        for (metric, point, what), (number, seconds) in self._points().items():
+            if point not in (CACHE, BACKEND, ROLE, "-"):
+                continue  # places that the demo does not call
+            if metric not in GAUGES:
+                number -= self._before.get((metric, point, what), (0, None))[0]  # noqa: PLW2901
+            if number:
+                took = "" if seconds is None else f" ({seconds * 1e3:.2f} ms)"
+                rows.setdefault((metric, point), []).append(f"{what}: {number:g}{took}")
+        for (metric, point), values in sorted(rows.items()):
+            table.add_row(Text(metric), Text(point), Text("\n".join(sorted(values))))
         return table
 
 
-SHOWN_METRICS: Final = ("sgguard.calls", "sgguard.mode.duration")
+GAUGES: Final = ("sgguard.points", "sgguard.policy.info")
 
 
-def _note(console: Console, classes: Classes) -> None:
+def _note(console: Console, classes: Classes, log: list[str]) -> None:
     console.print("What a developer sees under observe, at the end of the traceback:\n")
     with sgguard.install():
         runtime.attach(classes.candidates)
@@ -334,4 +420,7 @@ def _note(console: Console, classes: Classes) -> None:
             classes.cache(num_layers=1).set_mode("READ")
         except ValueError as error:
             lines = traceback.format_exception_only(type(error), error)
-            console.print("".join(lines), markup=False, soft_wrap=True)
+            console.print("".join(lines), markup=False)
+            if not hasattr(error, "__notes__"):  # Python 3.10: the note is logged instead
+                console.print("and in the log:\n")
+                console.print("\n".join(log), markup=False)

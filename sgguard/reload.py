@@ -22,7 +22,7 @@ from sgguard.errors import PolicyError, fail_open
 Signature = tuple[int, int, int, int]
 
 SETTLE: Final = 0.1
-"""Seconds for which a file must have been left alone before it is read."""
+"""Seconds for which a file that is written in place is left alone before it is read."""
 
 INTERVAL: Final = 1.0
 """Seconds between two looks at the file where nothing wakes the watcher."""
@@ -54,6 +54,7 @@ class Watcher:
         self._interval = interval
         self._last: object = text
         self._signature: Signature | None = None
+        self._inode: tuple[int, int] | None = None
         self._stop = threading.Event()
         self._start_lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -133,8 +134,10 @@ class Watcher:
         signature = self._sign()
         if signature is None or signature == self._signature:
             return  # deleted, or between two renames: the last policy stays
-        if _age(signature) < SETTLE:
-            self._stop.wait(SETTLE)  # somebody may be in the middle of writing it in place
+        inode, self._inode = self._inode, signature[:2]
+        if inode == signature[:2] and _age(signature) < SETTLE:
+            # Written in place, not replaced: somebody may be in the middle of it.
+            self._stop.wait(SETTLE)
         text: object = None
         error: PolicyError | None = None
         try:

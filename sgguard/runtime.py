@@ -234,7 +234,8 @@ class Runtime:
     def attach(self, candidates: Iterable[Candidate]) -> None:
         """Guard classes outside the modules that are watched (the demo's stand-in)."""
         with self._lock:
-            self.hooks.activate([(c, self._bare_guard(c)) for c in candidates])
+            if self.hooks.active:  # install() does nothing where SGGUARD_DISABLED is set
+                self.hooks.activate([(c, self._bare_guard(c)) for c in candidates])
 
     def install_from_environment(self) -> None:
         """What ``import sgguard.auto`` does. Raises nothing; loads neither pydantic nor yaml.

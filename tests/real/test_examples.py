@@ -36,6 +36,8 @@ def test_offline_script() -> None:
     assert "set_mode('READ'): Invalid mode: READ, must be one of 'write', 'read', 'skip'" in out
     assert "points: {glm_image.kv_cache.mode: {action: normalise}}" in out
     assert "mode now: read" in out
+    assert "ServerArgs.from_kwargs(backend='trt'): Invalid backend: trt" in out
+    assert re.search(r"diffusion.backend +active +observe +sglang: refused 2\n", out)
     assert "sgguard installed, policy none from built-in" in out
     assert re.search(
         r"glm_image.kv_cache.mode +active +observe +sglang: accepted 2, refused 2\n", out
@@ -49,6 +51,7 @@ def test_offline_script_with_the_policy() -> None:
     assert "set_mode('READ'): None" in out
     assert "mode now: write" in out  # prefill
     assert "Backend.from_string('HF'): <Backend.DIFFUSERS: 'diffusers'>" in out
+    assert "ServerArgs.from_kwargs(backend='trt'): Invalid backend: trt" in out  # no alias
     assert f"policy {sgguard.load_policy(path).fingerprint} from {path}" in out
 
 

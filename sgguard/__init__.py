@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from sgguard._version import __version__
 from sgguard.errors import InvalidPolicyError, PolicyError, Problem, SgguardError
-from sgguard.runtime import Installation, PointStatus, Status, runtime
+from sgguard.runtime import Installation, runtime
+from sgguard.status import PointStatus, Status
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

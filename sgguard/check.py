@@ -12,8 +12,10 @@ from typing import Any
 
 from sgguard.catalogue import BY_ID, POINTS, UNSET, Point
 from sgguard.compat.process import sglang_version
+from sgguard.counts import Counts
+from sgguard.decision import Recorder
 from sgguard.errors import InvalidPolicyError, PolicyError
-from sgguard.guard import Counts, Guard, Recorder
+from sgguard.guard import Guard
 from sgguard.hooks import Candidate, candidates_in
 from sgguard.note import close_match
 from sgguard.policy import Policy

@@ -26,8 +26,8 @@ from rich.text import Text
 import sgguard
 from sgguard.catalogue import BY_ID, Target
 from sgguard.compat.process import sglang_version
+from sgguard.decision import Decision
 from sgguard.discovery import class_dict
-from sgguard.guard import Decision
 from sgguard.hooks import Candidate
 from sgguard.runtime import ENV_DISABLED, runtime
 from sgguard.values import cut, escape, show

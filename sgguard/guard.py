@@ -7,27 +7,24 @@ else, so a valid call costs little, and the guard can never be stricter than SGL
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 from sgguard import accepted as accepted_
 from sgguard import note as note_
-from sgguard.callsite import Frame, callers, is_plumbing
+from sgguard.callsite import callers, is_plumbing
 from sgguard.catalogue import UNSET, Point
 from sgguard.compat.process import rank
+from sgguard.counts import Counts, ModeClock, Outcome
+from sgguard.decision import Control, Decision, Transition
 from sgguard.errors import fail_open
 from sgguard.repair import STEPS, Step, readings
-from sgguard.rules import Action, Book, Rule
+from sgguard.rules import Rule
 from sgguard.values import plain
-
-Outcome = Literal["accepted", "normalised", "fell_back", "refused", "expected"]
 
 REFUSALS: Final = (ValueError, AttributeError, TypeError, KeyError)
 """What SGLang's guarded functions raise for a value they do not take."""
@@ -37,184 +34,6 @@ UNKNOWN_MODE: Final = "unknown"
 
 #: How many frames of an invalid value's callers are kept.
 STACK_DEPTH: Final = 6
-
-
-@dataclass(frozen=True)
-class Decision:
-    """How a value that SGLang refused ended.
-
-    Attributes:
-        point: the point it was refused at.
-        implementation: whose class refused it, ``sglang`` or ``diffusers``.
-        method: name of the guarded method.
-        rule: what the policy allowed.
-        book: the policy as a whole.
-        outcome: ``normalised``, ``fell_back`` or ``refused``.
-        received: the value as it came.
-        applied: the value SGLang accepted instead; ``UNSET`` when refused.
-        step: the normalise step that found it, if one did.
-        error: SGLang's exception.
-        frames: the callers, call site first.
-    """
-
-    point: Point
-    implementation: str
-    method: str
-    rule: Rule
-    book: Book
-    outcome: Outcome
-    received: object
-    applied: object
-    step: Step | None
-    error: BaseException
-    frames: tuple[Frame, ...]
-
-
-@dataclass(frozen=True)
-class Transition:
-    """The mode of one object changing.
-
-    Attributes:
-        point: the point whose method changed it.
-        implementation: ``sglang`` or ``diffusers``.
-        method: ``set_mode``, or a method that resets the mode (``clear``).
-        before: the mode before; ``UNSET`` where it is not known.
-        after: the mode now in force.
-        seconds: how long ``before`` was on; ``None`` where its start was not seen.
-        modes: the names that SGLang's own modes have in telemetry (a closed set).
-        book: the policy in force.
-        counts: the counts of the guard that saw it.
-        frames: the caller.
-    """
-
-    point: Point
-    implementation: str
-    method: str
-    before: object
-    after: object
-    seconds: float | None
-    modes: frozenset[str]
-    book: Book
-    counts: Counts
-    frames: tuple[Frame, ...]
-
-
-class Recorder(Protocol):
-    """Where decisions and transitions go. The guard knows no more of telemetry than this."""
-
-    def invalid(self, decision: Decision) -> None: ...
-
-    def transition(self, transition: Transition) -> None: ...
-
-
-class Control(Protocol):
-    """What all guards of a process share: one policy and one recorder at any time."""
-
-    @property
-    def book(self) -> Book: ...
-
-    @property
-    def recorder(self) -> Recorder: ...
-
-    def used(self) -> None:
-        """Called when a guard has something to decide (not for values SGLang accepts)."""
-
-
-class Counter:
-    """A count that threads may add to without a lock.
-
-    ``itertools.count`` advances in one step of C code, so no addition is lost, and it costs
-    a fraction of a locked one. Reading takes one step back out again, under a lock.
-    """
-
-    __slots__ = ("_lock", "_reads", "add")
-
-    def __init__(self) -> None:
-        self.add = itertools.count().__next__
-        self._reads = 0
-        self._lock = threading.Lock()
-
-    def value(self) -> int:
-        with self._lock:
-            count = self.add() - self._reads
-            self._reads += 1
-            return count
-
-
-class Counts:
-    """What one implementation of a point has seen in this process."""
-
-    def __init__(self) -> None:
-        self.accepted = Counter()
-        self._lock = threading.Lock()
-        self._invalid: dict[tuple[Outcome, Action], int] = {}
-        self.expected = Counter()
-        self._transitions: dict[tuple[str, str], int] = {}
-
-    def add_transition(self, before: str, after: str) -> None:
-        with self._lock:
-            key = (before, after)
-            self._transitions[key] = self._transitions.get(key, 0) + 1
-
-    def transitions(self) -> dict[tuple[str, str], int]:
-        """Transitions by the names of the mode before and after."""
-        with self._lock:
-            return dict(self._transitions)
-
-    def add_invalid(self, outcome: Outcome, action: Action) -> None:
-        with self._lock:
-            key = (outcome, action)
-            self._invalid[key] = self._invalid.get(key, 0) + 1
-
-    def invalid(self) -> dict[tuple[Outcome, Action], int]:
-        with self._lock:
-            return dict(self._invalid)
-
-    def calls(self) -> dict[Outcome, int]:
-        """Guarded calls by outcome."""
-        found: dict[Outcome, int] = {"accepted": self.accepted.value()}
-        for (outcome, _), count in self.invalid().items():
-            found[outcome] = found.get(outcome, 0) + count
-        found["expected"] = self.expected.value()
-        return {outcome: count for outcome, count in found.items() if count}
-
-
-class ModeClock:
-    """Since when each object is in its mode, without keeping any object alive.
-
-    Keyed by identity: a class of SGLang's may define ``__eq__``. The weak reference's
-    callback drops the entry before the memory, and with it the id, can be used again.
-    """
-
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Any], object, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def mode(self, instance: object) -> object:
-        entry = self._entries.get(id(instance))
-        return UNSET if entry is None else entry[1]
-
-    def switch(self, instance: object, mode: object) -> float | None:
-        """Note that ``mode`` begins now; give the seconds the one before it was on."""
-        now = time.monotonic()
-        key = id(instance)
-        previous = self._entries.get(key)
-        if previous is None:
-            entries = self._entries
-
-            def drop(_: object) -> None:
-                entries.pop(key, None)
-
-            try:
-                reference = weakref.ref(instance, drop)
-            except TypeError:  # __slots__ without __weakref__: its modes cannot be timed
-                return None
-        else:
-            reference = previous[0]
-        self._entries[key] = (reference, mode, now)
-        return None if previous is None else max(now - previous[2], 0.0)
 
 
 class _Busy(threading.local):

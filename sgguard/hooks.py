@@ -14,10 +14,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import wrapt
 
@@ -25,6 +23,7 @@ from sgguard.accepted import unwrap
 from sgguard.catalogue import POINTS, Point, Target, targets_by_module
 from sgguard.discovery import PREFIX, class_dict, class_mro, discover
 from sgguard.errors import fail_open
+from sgguard.finder import Finder
 from sgguard.guard import Guard
 
 logger = logging.getLogger("sgguard")
@@ -185,7 +184,7 @@ class Hooks:
         self._places: list[Place] = []
         self._unfinished: dict[str, ModuleType] = {}
         self._registered: set[str] = set()
-        self._finder = _Finder(self)
+        self._finder = Finder(PREFIX, _BY_MODULE, self.loaded)
         self.active = False
 
     # Installing and uninstalling.
@@ -354,65 +353,3 @@ def unguarded(places: Iterable[Place]) -> Iterator[tuple[Point, str, State, Targ
             imported = [t for t in targets if t.module in sys.modules]
             state: State = "absent" if imported else "waiting"
             yield point, implementation, state, (imported or targets)[-1]
-
-
-# The finder.
-
-
-class _Loader(wrapt.ObjectProxy):  # type: ignore[type-arg]
-    """A module's own loader, which tells the hooks when it has run the module."""
-
-    def __init__(self, loader: Any, hooks: Hooks) -> None:
-        super().__init__(loader)
-        self._self_hooks = hooks
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The proxy has done its work once the module runs; what looks at the module's loader
-        # later (inspect, importlib.resources, pickle) is to find the real one.
-        loader = self.__wrapped__
-        spec = module.__spec__
-        if spec is not None and cast("Any", spec.loader) is self:
-            spec.loader = loader
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = loader
-        loader.exec_module(module)
-        self._self_hooks.loaded(module)
-
-
-class _Finder:
-    """Finds nothing itself: lets the other finders find, and wraps the loader they give.
-
-    Any trouble here means "not watched", never a failed import.
-    """
-
-    def __init__(self, hooks: Hooks) -> None:
-        self._hooks = hooks
-        self._busy = threading.local()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """See ``importlib.abc.MetaPathFinder.find_spec``."""
-        if name in _BY_MODULE:
-            if target is None:  # wrapt's hook has it; a reload (target given) it does not see
-                return None
-        elif not name.startswith(PREFIX):
-            return None
-        if getattr(self._busy, "name", None) == name:
-            return None
-        self._busy.name = name
-        try:
-            for finder in sys.meta_path:
-                if finder is self:
-                    continue
-                find = getattr(finder, "find_spec", None)
-                spec: ModuleSpec | None = find(name, path, target) if find else None
-                if spec is not None:
-                    if hasattr(spec.loader, "exec_module"):
-                        spec.loader = cast("Loader", _Loader(spec.loader, self._hooks))
-                    return spec
-        except Exception:  # noqa: BLE001 - the import system asks the finder that failed next
-            return None
-        finally:
-            self._busy.name = None
-        return None

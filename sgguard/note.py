@@ -14,7 +14,7 @@ from sgguard.repair import canonical
 from sgguard.values import escape, is_text, show
 
 if TYPE_CHECKING:
-    from sgguard.guard import Decision
+    from sgguard.decision import Decision
 
 logger = logging.getLogger("sgguard")
 

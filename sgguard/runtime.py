@@ -7,20 +7,31 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from sgguard import errors
-from sgguard._text import read_text
 from sgguard.catalogue import Target
+from sgguard.counts import Counts
 from sgguard.errors import PolicyError, fail_open
-from sgguard.guard import Counts, Guard
+from sgguard.given import (
+    ENV_ACTION,
+    ENV_DISABLED,
+    ENV_POLICY,
+    Unread,
+    disabled,
+    parse,
+    source_of,
+    unread_of,
+    unread_of_action,
+)
+from sgguard.guard import Guard
 from sgguard.hooks import Candidate, Hooks, State, unguarded
 from sgguard.reload import Watcher
-from sgguard.rules import Action, Book
+from sgguard.rules import Book
+from sgguard.status import PointStatus, Status
 from sgguard.telemetry import Telemetry
-from sgguard.values import escape, show
+from sgguard.values import escape
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -30,73 +41,6 @@ if TYPE_CHECKING:
     from sgguard.policy_file import Source
 
 logger = logging.getLogger("sgguard")
-
-ENV_POLICY: Final = "SGGUARD_POLICY"
-ENV_ACTION: Final = "SGGUARD_ACTION"
-ENV_DISABLED: Final = "SGGUARD_DISABLED"
-INLINE: Final = "inline:"
-"""Stands before a policy's text where a path could stand."""
-
-
-@dataclass(frozen=True)
-class PointStatus:
-    """One guarded place, or a point of the catalogue that is not guarded now.
-
-    Attributes:
-        point: the point's id.
-        implementation: ``sglang`` or ``diffusers``.
-        state: ``active``, ``lost``, ``waiting`` (module not imported) or ``absent`` (module
-            imported, class not in it).
-        target: ``module:Class.method``.
-        action: what the policy allows there.
-        calls: guarded calls there so far, by outcome.
-        problem: why the policy is not in force there, if it is not.
-    """
-
-    point: str
-    implementation: str
-    state: State
-    target: str
-    action: Action
-    calls: Mapping[str, int]
-    problem: str = ""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What sgguard is doing in this process.
-
-    Attributes:
-        installed: whether guards are on.
-        policy_fingerprint: of the policy in force; ``none`` without one.
-        policy_source: the policy file, ``python``, or ``built-in``.
-        points: the guarded places, then what is not guarded.
-        guard_errors: internal errors by stage.
-    """
-
-    installed: bool
-    policy_fingerprint: str
-    policy_source: str
-    points: tuple[PointStatus, ...]
-    guard_errors: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        """A line for the policy, then one for each point that has a place in this SGLang."""
-        state = "installed" if self.installed else "not installed"
-        lines = [
-            f"sgguard {state}, policy {self.policy_fingerprint} from {escape(self.policy_source)}"
-        ]
-        shown = [point for point in self.points if point.state != "absent"]
-        width = max((len(point.point) for point in shown), default=0)
-        for point in shown:
-            calls = ", ".join(f"{outcome} {count}" for outcome, count in point.calls.items())
-            lines.append(
-                f"  {point.point:{width}}  {point.state:7}  {point.action:9}  "
-                f"{point.implementation}{': ' if calls else ''}{calls}"
-            )
-            lines += [f"    {escape(line)}" for line in point.problem.splitlines()]
-        lines += [f"  guard errors, {stage}: {n}" for stage, n in self.guard_errors.items()]
-        return "\n".join(lines)
 
 
 class Installation:
@@ -128,15 +72,6 @@ class Installation:
         self.uninstall()
 
 
-class _Unread:
-    """The text of a policy, not yet parsed: pydantic and yaml load when it is needed."""
-
-    def __init__(self, text: str, name: str, path: str | None) -> None:
-        self.text = text
-        self.name = name
-        self.path = path
-
-
 class Runtime:
     """Holds the policy in force and makes guards by it."""
 
@@ -146,7 +81,7 @@ class Runtime:
         self._lock = threading.RLock()
         self._counts: dict[tuple[str, str], Counts] = {}
         self._source: Source | None = None
-        self._unread: _Unread | None = None
+        self._unread: Unread | None = None
         self._watcher: Watcher | None = None
         self._reloads: dict[str, int] = {}
         self._providers: tuple[Any, Any] = (None, None)
@@ -190,9 +125,9 @@ class Runtime:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> Installation:
-        unread = _unread_of(policy)
-        given = _source_of(policy) if unread is None else _parse(unread)
-        if _disabled():
+        unread = unread_of(policy)
+        given = source_of(policy) if unread is None else unread.parse()
+        if disabled():
             logger.info("sgguard: not installed, because %s is set", ENV_DISABLED)
             return Installation(self)
         with self._lock:
@@ -244,13 +179,13 @@ class Runtime:
         parsed when the first guarded module is imported.
         """
         with fail_open("hook"):
-            if self.hooks.active or _disabled():
+            if self.hooks.active or disabled():
                 return  # a call of install() knows better than the environment
             given = os.environ.get(ENV_POLICY, "")
             action = os.environ.get(ENV_ACTION, "")
             try:
                 if given:
-                    self._unread = _unread_of(given)
+                    self._unread = unread_of(given)
                     if action:
                         logger.warning(
                             "sgguard: %s is ignored, because %s gives a policy",
@@ -258,7 +193,7 @@ class Runtime:
                             ENV_POLICY,
                         )
                 elif action:
-                    self._unread = _unread_of_action(action)
+                    self._unread = unread_of_action(action)
             except PolicyError as error:
                 _log_unusable(error)
             self.hooks.activate()
@@ -303,7 +238,7 @@ class Runtime:
             if current is None or current.path is None:
                 return
             try:
-                source = parse_policy_lazily(text, current.name, current.path)
+                source = parse(text, current.name, current.path)
                 _check(source, self.hooks.guards())
             except PolicyError as error:
                 self._reload_failed(error)
@@ -411,57 +346,11 @@ class Runtime:
             if unread is None:
                 return
             try:
-                source = _parse(unread)
+                source = unread.parse()
             except PolicyError as error:
                 _log_unusable(error)
             else:
                 self._put_in_force(source, unread.text)
-
-
-def _disabled() -> bool:
-    return os.environ.get(ENV_DISABLED, "").strip().lower() not in ("", "0", "false", "no")
-
-
-def _unread_of(policy: object) -> _Unread | None:
-    """The text of a policy given as a path, or inline; nothing for a ``Policy``."""
-    if isinstance(policy, str) and policy.startswith(INLINE):
-        return _Unread(policy.removeprefix(INLINE), "inline", None)
-    if isinstance(policy, (str, os.PathLike)):
-        path = os.fspath(policy)
-        return _Unread(read_text(path), path, path)
-    return None
-
-
-def _unread_of_action(action: str) -> _Unread:
-    name = action.strip().lower()
-    if name not in ("observe", "normalise", "normalize"):
-        hint = " (a fallback needs a value, so it needs a policy)" if name == "fallback" else ""
-        raise PolicyError(f"{ENV_ACTION}={show(action)} is not one of observe, normalise{hint}")
-    return _Unread(f"version: 1\ndefaults: {{action: {name}}}\n", ENV_ACTION, None)
-
-
-def _parse(unread: _Unread) -> Source:
-    return parse_policy_lazily(unread.text, unread.name, unread.path)
-
-
-def parse_policy_lazily(text: str, name: str, path: str | None) -> Source:
-    """``policy_file.parse_policy``, imported when it is needed."""
-    from sgguard.policy_file import parse_policy
-
-    return parse_policy(text, name, path)
-
-
-def _source_of(policy: object) -> Source | None:
-    if policy is None:
-        return None
-    from sgguard.policy import Policy
-    from sgguard.policy_file import of_model
-
-    if isinstance(policy, Policy):
-        return of_model(policy)
-    raise PolicyError(
-        f"policy must be a sgguard.Policy or the path of a policy file, not {show(policy)}"
-    )
 
 
 def _check(source: Source, guards: Iterable[Guard]) -> None:

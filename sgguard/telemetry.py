@@ -23,8 +23,10 @@ from sgguard import errors
 from sgguard._version import __version__
 from sgguard.callsite import Frame
 from sgguard.catalogue import UNSET
+from sgguard.counts import Counts
+from sgguard.decision import Decision, Transition
 from sgguard.errors import fail_open
-from sgguard.guard import UNKNOWN_MODE, Counts, Decision, Transition
+from sgguard.guard import UNKNOWN_MODE
 from sgguard.values import escape, plain, show
 
 logger = logging.getLogger("sgguard")

@@ -108,7 +108,7 @@ def test_uninstall_restores_the_very_objects() -> None:
         handle.uninstall()
         handle.uninstall()
         assert all(vars(c)[name] is raw for (c, name), raw in before.items())
-    assert not [f for f in sys.meta_path if type(f).__module__ == "sgguard.hooks"]
+    assert not [f for f in sys.meta_path if type(f).__module__ == "sgguard.finder"]
 
 
 def test_install_is_idempotent(recorded: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -104,6 +105,7 @@ def test_case(text: str, accepted: list[object], expected: list[str]) -> None:
         ("pre--fill", ["pre-fill"], ["pre-fill"]),
         ("_pre-fill_", ["pre-fill"], ["pre-fill"]),
         ("pre fill", [], ["pre-fill", "pre_fill"]),
+        ("Pre--Fill", [], ["pre-fill", "pre fill", "pre_fill"]),
         ("prefill", ["pre-fill"], []),  # a separator is not made up
         ("-_ ", ["pre-fill"], []),
     ],
@@ -306,14 +308,20 @@ def test_readings_of_anything(
         assert order == sorted(order)
 
 
+def core(text: str) -> str:
+    """A text without all that may differ between two spellings of one word."""
+    for _ in range(3):
+        text = fold(text)
+    kept = (c for c in unicodedata.normalize("NFD", text) if c not in "-_'\"`" and not c.isspace())
+    return unicodedata.normalize("NFC", "".join(kept))
+
+
 @given(TEXTS, st.lists(TEXTS, max_size=4))
 def test_what_is_read_differs_in_spelling_only(text: str, accepted: list[str]) -> None:
     """Without aliases nothing is read that is not the text, spelt another way."""
     for _, candidate in read(text, *STEPS, accepted=accepted):
         assert isinstance(candidate, str)
-        assert canonical(unquote(candidate)) in {
-            canonical(unquote(form)) for form in (text, fold(text), fold(unquote(text)))
-        }
+        assert core(candidate) == core(text)
 
 
 @given(TEXTS)

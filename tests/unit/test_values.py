@@ -138,7 +138,7 @@ def chain(length: int) -> Any:
         lambda: "\U0001f600" * (BIG // 4),
         lambda: b"\0" * BIG,
         lambda: bytearray(BIG),
-        lambda: BigRepr(),
+        BigRepr,
         lambda: [BigRepr()] * 6,
         lambda: ["x" * BIG] * 6,
         lambda: [0] * (BIG // 8),
@@ -319,7 +319,7 @@ def test_small_containers_are_shown() -> None:
 
 
 def test_large_and_foreign_containers_are_described() -> None:
-    Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - its repr is the point
+    Pair = namedtuple("Pair", "a b")
 
     class Rows(list):  # type: ignore[type-arg]
         def __len__(self) -> int:

@@ -19,21 +19,22 @@ neither SGLang nor torch nor pydantic.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sgguard._version import __version__
 from sgguard.errors import InvalidPolicyError, PolicyError, Problem, SgguardError
-from sgguard.runtime import Installation, runtime
-from sgguard.status import PointStatus, Status
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+    from sgguard._status import PointStatus, Status
     from sgguard.policy import Policy
     from sgguard.policy_file import load_policy
+    from sgguard.runtime import Installation
 
 __all__ = [
     "Installation",
@@ -78,6 +79,8 @@ def install(
         PolicyError: if the policy cannot be read, is invalid, or names a value that the
             SGLang imported in this process does not accept. Nothing is changed then.
     """
+    from sgguard.runtime import runtime
+
     return runtime.install(policy, tracer_provider=tracer_provider, meter_provider=meter_provider)
 
 
@@ -87,11 +90,15 @@ def uninstall() -> None:
     Where something else has wrapped a guard meanwhile, the guard stays below it and passes
     calls straight on. Counts are kept. May be called twice.
     """
+    from sgguard.runtime import runtime
+
     runtime.uninstall()
 
 
 def status() -> Status:
     """What is guarded now, what is not and why, and what has been counted."""
+    from sgguard.runtime import runtime
+
     return runtime.status()
 
 
@@ -111,6 +118,7 @@ def override(policy: Policy | Mapping[str, Any]) -> Iterator[None]:
     """
     from sgguard.policy import Policy
     from sgguard.policy_file import validate
+    from sgguard.runtime import runtime
 
     if not isinstance(policy, Policy):
         policy = validate({"version": 1, **policy}, "override")
@@ -119,13 +127,17 @@ def override(policy: Policy | Mapping[str, Any]) -> Iterator[None]:
 
 
 def __getattr__(name: str) -> Any:
-    # The policy model needs pydantic, which `import sgguard.auto` must not load.
-    if name == "Policy":
-        from sgguard.policy import Policy
-
-        return Policy
-    if name == "load_policy":
-        from sgguard.policy_file import load_policy
-
-        return load_policy
+    # `import sgguard.auto` imports this package first, and must neither load pydantic nor
+    # raise, even where a dependency is missing or broken.
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_LAZY = {
+    "Installation": "sgguard.runtime",
+    "PointStatus": "sgguard._status",
+    "Policy": "sgguard.policy",
+    "Status": "sgguard._status",
+    "load_policy": "sgguard.policy_file",
+}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +32,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     try:
+        # A pipe that nobody writes to would hold up the start of the server. Shells hand
+        # `<(command)` over as one, and that one has a writer.
+        if stat.S_ISFIFO(os.stat(name).st_mode) and not name.startswith(("/dev/fd/", "/proc/")):
+            raise OSError(errno.EINVAL, "it is a named pipe")
         with Path(name).open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

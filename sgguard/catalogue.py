@@ -218,4 +218,4 @@ def looks_discovered(point_id: str) -> bool:
     all lower case. So a policy can name a discovered point before SGLang is imported, and a
     misspelt id of the table is still an error.
     """
-    return any(part[:1].isupper() for part in point_id.split("."))
+    return any(part.lstrip("_")[:1].isupper() for part in point_id.split("."))

@@ -28,8 +28,9 @@ from sgguard.catalogue import BY_ID, Target
 from sgguard.compat.process import sglang_version
 from sgguard.decision import Decision
 from sgguard.discovery import class_dict
+from sgguard.given import ENV_DISABLED
 from sgguard.hooks import Candidate
-from sgguard.runtime import ENV_DISABLED, runtime
+from sgguard.runtime import runtime
 from sgguard.values import cut, escape, show
 
 CACHE, BACKEND, ROLE = "glm_image.kv_cache.mode", "diffusion.backend", "diffusion.role"
@@ -249,9 +250,9 @@ def _decisions() -> Iterator[list[Decision]]:
     found: list[Decision] = []
     record = recorder.invalid
 
-    def invalid(decision: Decision) -> None:
+    def invalid(decision: Decision, note: str = "") -> None:
         found.append(decision)
-        record(decision)
+        record(decision, note)
 
     recorder.invalid = invalid
     try:

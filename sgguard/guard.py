@@ -306,7 +306,7 @@ class Guard:
                 return _UNREPAIRED
 
         # A member of the guarded enum may only ever come back as itself.
-        member = isinstance(value, Enum) and isinstance(value, self.owner)
+        member = issubclass(type(value), Enum) and isinstance(value, self.owner)
         for step, candidate in self._readings(value, rule.steps, rule.aliases):
             repaired = attempt(candidate)
             if repaired is not _UNREPAIRED and not (
@@ -320,10 +320,12 @@ class Guard:
         return "refused", None, _UNREPAIRED
 
     def _report(self, decision: Decision) -> None:
+        note = ""
         if decision.outcome == "refused":
             with fail_open("note"):
-                note_.add(decision, self.accepted(), self._would_normalise(decision.received))
-        self.control.recorder.invalid(decision)
+                hint = self._would_normalise(decision.received)
+                note = note_.add(decision, self.accepted(), hint)
+        self.control.recorder.invalid(decision, note)
 
     def _readings(
         self, value: object, steps: Sequence[Step], aliases: Mapping[str, object]
@@ -358,7 +360,9 @@ class Guard:
         return self._ask_by_calling(target)
 
     def _ask_by_calling(self, target: object) -> Callable[[object], bool]:
-        bound = self.raw.__get__(target, self.owner)  # type: ignore[attr-defined]
+        # What somebody put there may be no descriptor: Cls.from_string = Cls.from_string.
+        get = getattr(type(self.raw), "__get__", None)
+        bound: Any = self.raw if get is None else get(self.raw, target, self.owner)
 
         def accepts(value: object) -> bool:
             try:

@@ -107,9 +107,11 @@ class Place:
         module = sys.modules.get(self.candidate.target.module)
         if module is None:
             return True  # taken out of sys.modules; the class lives on where it is used
-        current = module.__dict__.get(self.candidate.target.cls)
+        current: Any = module.__dict__.get(self.candidate.target.cls)
         owner = self.candidate.owner
-        return current is owner or (isinstance(current, type) and owner in class_mro(current))
+        return current is owner or (
+            issubclass(type(current), type) and any(base is owner for base in class_mro(current))
+        )
 
     def is_on(self) -> bool:
         """Whether a call of the guarded method still goes through the guard."""
@@ -118,7 +120,7 @@ class Place:
 
 def _owner(cls: type, attribute: str) -> type | None:
     """The class that defines an attribute: a guard on it serves every subclass, once."""
-    package = class_dict(cls).get("__module__", "").partition(".")[0]
+    package = str(class_dict(cls).get("__module__", "")).partition(".")[0]
     for base in class_mro(cls):
         own = class_dict(base)
         if attribute in own:
@@ -141,16 +143,16 @@ _BY_MODULE: Final = targets_by_module()
 
 def candidates_in(module: ModuleType) -> Iterator[Candidate]:
     """What can be guarded in a module: rows of the catalogue first, then discoveries."""
-    owners: set[tuple[type, str]] = set()
+    owners: set[tuple[int, str]] = set()
     for point, target in _BY_MODULE.get(module.__dict__.get("__name__", ""), ()):
         found = _candidate(point, target, module.__dict__.get(target.cls))
         if found is not None:
-            owners.add((found.owner, found.attribute))
+            owners.add((id(found.owner), found.attribute))
             yield found
     for point, target, cls in discover(module):
         found = _candidate(point, target, cls)
-        if found is not None and (found.owner, found.attribute) not in owners:
-            owners.add((found.owner, found.attribute))
+        if found is not None and (id(found.owner), found.attribute) not in owners:
+            owners.add((id(found.owner), found.attribute))
             yield found
 
 

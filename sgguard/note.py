@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import re
 from collections.abc import Sequence
 from enum import Enum
@@ -15,8 +14,6 @@ from sgguard.values import escape, is_text, show
 
 if TYPE_CHECKING:
     from sgguard.decision import Decision
-
-logger = logging.getLogger("sgguard")
 
 #: Longer text is no misspelling. Escaped it still fits a YAML key, of at most 1024 characters.
 _LONGEST = 100
@@ -72,11 +69,16 @@ def _scalar(text: str) -> str:
     return text if _PLAIN.match(text) and text.lower() not in _TAKEN else _quoted(text)
 
 
-def add(decision: Decision, accepted: Sequence[object], repairable: object) -> None:
-    """Put the note on the exception, or into the log where exceptions take none (3.10)."""
+def add(decision: Decision, accepted: Sequence[object], repairable: object) -> str:
+    """Put the note on the exception.
+
+    Returns:
+        Nothing, or the note where exceptions take none (Python 3.10): it is for the log then.
+    """
     text = compose(decision, accepted, repairable)
     add_note = getattr(decision.error, "add_note", None)
     if add_note is None:
-        logger.warning("%s", text)
-    elif text not in getattr(decision.error, "__notes__", ()):
+        return text
+    if text not in getattr(decision.error, "__notes__", ()):
         add_note(text)
+    return ""

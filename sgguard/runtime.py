@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from sgguard import errors
+from sgguard._status import PointStatus, Status
 from sgguard.catalogue import Target
 from sgguard.counts import Counts
 from sgguard.errors import PolicyError, fail_open
@@ -29,7 +30,6 @@ from sgguard.guard import Guard
 from sgguard.hooks import Candidate, Hooks, State, unguarded
 from sgguard.reload import Watcher
 from sgguard.rules import Book
-from sgguard.status import PointStatus, Status
 from sgguard.telemetry import Telemetry
 from sgguard.values import escape
 

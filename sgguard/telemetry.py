@@ -27,7 +27,7 @@ from sgguard.counts import Counts
 from sgguard.decision import Decision, Transition
 from sgguard.errors import fail_open
 from sgguard.guard import UNKNOWN_MODE
-from sgguard.values import escape, plain, show
+from sgguard.values import cut, escape, plain, show
 
 logger = logging.getLogger("sgguard")
 
@@ -144,8 +144,8 @@ class Telemetry:
                 attributes["sgguard.mode.seconds"] = transition.seconds
             self._tracer.start_span(SPAN_TRANSITION, attributes=attributes).end()
 
-    def invalid(self, decision: Decision) -> None:
-        """Record a value that SGLang refused: a span and a log line.
+    def invalid(self, decision: Decision, note: str = "") -> None:
+        """Record a value that SGLang refused: a span and a log line, with the note if given.
 
         The guard has counted it already. The span is an error only if the value stayed
         refused.
@@ -153,7 +153,7 @@ class Telemetry:
         with fail_open("telemetry"):
             self._invalid_span(decision)
         with fail_open("telemetry"):
-            self._invalid_log(decision)
+            self._invalid_log(decision, note)
 
     def _invalid_span(self, decision: Decision) -> None:
         if decision.rule.spans == "none":
@@ -185,7 +185,7 @@ class Telemetry:
             span.set_status(Status(StatusCode.ERROR, f"{kind}: {show(decision.received, length)}"))
         span.end()
 
-    def _invalid_log(self, decision: Decision) -> None:
+    def _invalid_log(self, decision: Decision, note: str) -> None:
         level = LOG_LEVELS.get(decision.rule.log)
         if level is None or not logger.isEnabledFor(level):
             return
@@ -204,12 +204,13 @@ class Telemetry:
         more = f" ({held} more like this were not logged)" if held else ""
         logger.log(
             level,
-            "sgguard: %s at %s %s; at %s%s",
+            "sgguard: %s at %s %s; at %s%s%s",
             received,
             decision.point.id,
             what,
             where or "an unknown place",
             more,
+            f"\n{note}" if note else "",
             extra={
                 "sgguard.point": decision.point.id,
                 "sgguard.outcome": decision.outcome,
@@ -282,8 +283,7 @@ def mode_name(mode: object) -> str:
 
 def show_mode(name: str, length: int) -> str:
     """A mode's name as a span attribute: escaped and cut."""
-    shown = escape(name[: length + 1])
-    return shown if len(shown) <= length else shown[: length - 1] + "…"
+    return cut(escape(name[: length + 1]), length)
 
 
 # Instruments are made once for each meter provider: OpenTelemetry cannot take an observable

@@ -168,3 +168,33 @@ print("went on")
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
     assert "sgguard: could not be installed; SGLang is unguarded" in done.stderr
     assert "RuntimeError: a bug" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["wrapt", "opentelemetry", "click"])
+def test_a_missing_dependency_does_not_fail_the_import(missing: str) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+import sgguard.auto
+print("going on")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "going on\n"), done.stderr
+    assert ("SGLang is unguarded" in done.stderr) is (missing != "click")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_that_nobody_writes_to_does_not_hang_the_start(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sgguard.auto"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "SGGUARD_POLICY": str(pipe)},
+    )
+    assert "it is a named pipe" in done.stderr

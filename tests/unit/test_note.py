@@ -17,6 +17,7 @@ from sgguard.catalogue import BY_ID, UNSET
 from sgguard.decision import Decision
 from sgguard.policy_file import parse_policy
 from sgguard.rules import OBSERVE, Book
+from sgguard.runtime import runtime
 
 ACCEPTED = ("auto", "sglang", "diffusers")
 POINT = "diffusion.backend"
@@ -248,11 +249,16 @@ def test_a_real_exception() -> None:
 
 
 def test_an_exception_that_takes_no_notes(caplog: pytest.LogCaptureFixture) -> None:
-    """Python 3.10's: what the note would have said goes to the log."""
+    """Python 3.10's: what the note would have said goes to the log, with the line there is."""
     error = OldError("message")
+    text = note.add(refusal("difusers", error), ACCEPTED, UNSET)
+    assert text == note.compose(refusal("difusers"), ACCEPTED, UNSET)
     with caplog.at_level(logging.WARNING, "sgguard"):
-        note.add(refusal("difusers", error), ACCEPTED, UNSET)
+        for _ in range(2):  # the second within the minute is held back, note and all
+            runtime.recorder.invalid(refusal("difusers", error), text)
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("sgguard", "WARNING")
-    assert record.getMessage() == note.compose(refusal("difusers"), ACCEPTED, UNSET)
+    first, rest = record.getMessage().split("\n", 1)
+    assert first.startswith("sgguard: 'difusers' at diffusion.backend refused")
+    assert rest == text
     assert not hasattr(error, "__notes__")

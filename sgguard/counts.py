@@ -6,10 +6,13 @@ import itertools
 import threading
 import time
 import weakref
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from sgguard.catalogue import UNSET
+from sgguard.compat.fork import renew_after_fork
 from sgguard.rules import Action
+
+K = TypeVar("K")
 
 Outcome = Literal["accepted", "normalised", "fell_back", "refused", "expected"]
 
@@ -28,6 +31,9 @@ class Counter:
         self._reads = 0
         self._lock = threading.Lock()
 
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
     def value(self) -> int:
         with self._lock:
             count = self.add() - self._reads
@@ -35,34 +41,52 @@ class Counter:
             return count
 
 
+class Tally(Generic[K]):
+    """Counts by key, under a lock: for what is rare beside an accepted call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[K, int] = {}
+
+    def add(self, key: K) -> None:
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def counts(self) -> dict[K, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+
 class Counts:
     """What one implementation of a point has seen in this process."""
 
     def __init__(self) -> None:
         self.accepted = Counter()
-        self._lock = threading.Lock()
-        self._invalid: dict[tuple[Outcome, Action], int] = {}
         self.expected = Counter()
-        self._transitions: dict[tuple[str, str], int] = {}
+        self._invalid: Tally[tuple[Outcome, Action]] = Tally()
+        self._transitions: Tally[tuple[str, str]] = Tally()
+        renew_after_fork(self)
+
+    def renew_locks(self) -> None:
+        for part in (self.accepted, self.expected, self._invalid, self._transitions):
+            part.renew_lock()
 
     def add_transition(self, before: str, after: str) -> None:
-        with self._lock:
-            key = (before, after)
-            self._transitions[key] = self._transitions.get(key, 0) + 1
+        self._transitions.add((before, after))
 
     def transitions(self) -> dict[tuple[str, str], int]:
         """Transitions by the names of the mode before and after."""
-        with self._lock:
-            return dict(self._transitions)
+        return self._transitions.counts()
 
     def add_invalid(self, outcome: Outcome, action: Action) -> None:
-        with self._lock:
-            key = (outcome, action)
-            self._invalid[key] = self._invalid.get(key, 0) + 1
+        self._invalid.add((outcome, action))
 
     def invalid(self) -> dict[tuple[Outcome, Action], int]:
-        with self._lock:
-            return dict(self._invalid)
+        """Values that SGLang refused, by outcome and the action that was allowed."""
+        return self._invalid.counts()
 
     def calls(self) -> dict[Outcome, int]:
         """Guarded calls by outcome."""

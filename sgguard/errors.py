@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal
 
+from sgguard.compat.fork import renew_after_fork
 from sgguard.values import escape
 
 logger = logging.getLogger("sgguard")
@@ -35,7 +36,17 @@ STAGES: Final[tuple[Stage, ...]] = (
 #: Tests set this, so that an internal error fails the test instead of hiding.
 reraise = False
 
-_lock = threading.Lock()
+
+class _Locks:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        renew_after_fork(self)
+
+    def renew_locks(self) -> None:
+        self.lock = threading.Lock()
+
+
+_locks = _Locks()
 _counts: dict[Stage, int] = dict.fromkeys(STAGES, 0)
 
 
@@ -109,7 +120,7 @@ class fail_open:  # noqa: N801 - reads as a statement: `with fail_open("telemetr
 
 def record(stage: Stage, error: BaseException) -> None:
     """Count an internal error and log the first one of each stage."""
-    with _lock:
+    with _locks.lock:
         _counts[stage] += 1
         first = _counts[stage] == 1
     if not first:
@@ -125,5 +136,5 @@ def record(stage: Stage, error: BaseException) -> None:
 
 def counts() -> dict[Stage, int]:
     """How many internal errors each stage has had in this process."""
-    with _lock:
+    with _locks.lock:
         return dict(_counts)

@@ -182,7 +182,7 @@ class Hooks:
         self, make_guard: Callable[[Candidate], Guard], lock: threading.RLock | None = None
     ) -> None:
         self._make_guard = make_guard
-        self._lock = lock or threading.RLock()
+        self.lock = lock or threading.RLock()
         self._places: list[Place] = []
         self._unfinished: dict[str, ModuleType] = {}
         self._registered: set[str] = set()
@@ -197,7 +197,7 @@ class Hooks:
         Args:
             ready: guards made before for candidates found in loaded modules.
         """
-        with self._lock:
+        with self.lock:
             self.active = True
             for place in self._places:
                 place.guard.off = False
@@ -214,7 +214,7 @@ class Hooks:
 
     def deactivate(self) -> None:
         """Take every guard off. What cannot be taken off passes calls straight on."""
-        with self._lock:
+        with self.lock:
             self.active = False
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
@@ -239,7 +239,7 @@ class Hooks:
         with fail_open("hook"):
             if not self.active:
                 return
-            with self._lock:
+            with self.lock:
                 self._unfinished[module.__name__] = module
                 # A module that is being imported (by another thread, or by whoever imported
                 # sgguard) may not have its classes yet: it is looked at again with the next.
@@ -256,7 +256,7 @@ class Hooks:
 
     def find(self) -> list[Candidate]:
         """What the loaded modules have that is not guarded now."""
-        with self._lock:
+        with self.lock:
             return [
                 candidate
                 for module in loaded_modules()
@@ -313,7 +313,7 @@ class Hooks:
 
     def check(self) -> None:
         """Log every guard that something took off since the last look, once."""
-        with self._lock:
+        with self.lock:
             lost = [p for p in self._places if not (p.warned or p.superseded or p.is_on())]
             for place in lost:
                 place.warned = True
@@ -327,7 +327,7 @@ class Hooks:
 
     def places(self) -> list[tuple[Place, State]]:
         """The guarded places and whether each is still on."""
-        with self._lock:
+        with self.lock:
             for module in list(self._unfinished.values()):
                 self._scan(module)
             found: list[tuple[Place, State]] = [
@@ -340,7 +340,7 @@ class Hooks:
 
     def guards(self) -> list[Guard]:
         """Every guard made, on or lost."""
-        with self._lock:
+        with self.lock:
             return [place.guard for place in self._places]
 
 

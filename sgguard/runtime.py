@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sgguard import errors
 from sgguard._status import PointStatus, Status
 from sgguard.catalogue import Target
+from sgguard.compat.fork import renew_after_fork
 from sgguard.counts import Counts
 from sgguard.errors import PolicyError, fail_open
 from sgguard.given import (
@@ -89,6 +90,10 @@ class Runtime:
         self.book = Book()
         self.recorder = Telemetry(self)
         self.hooks = Hooks(self._make_guard, self._lock)
+        renew_after_fork(self)
+
+    def renew_locks(self) -> None:
+        self._lock = self.hooks.lock = threading.RLock()
 
     # Telemetry's side (sgguard.telemetry.Source).
 
@@ -203,6 +208,7 @@ class Runtime:
             self.hooks.deactivate()
             self._source, self._unread = None, None
             self.book = Book()
+            self._set_providers(None, None)
             watcher, self._watcher = self._watcher, None
         # Outside the lock: a look that is under way may be waiting for it.
         if watcher is not None:

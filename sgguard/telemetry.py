@@ -23,6 +23,7 @@ from sgguard import errors
 from sgguard._version import __version__
 from sgguard.callsite import Frame
 from sgguard.catalogue import UNSET
+from sgguard.compat.fork import renew_after_fork
 from sgguard.counts import Counts
 from sgguard.decision import Decision, Transition
 from sgguard.errors import fail_open
@@ -58,6 +59,10 @@ class LogLimiter:
         self.interval = interval
         self.size = size
         self._seen: OrderedDict[object, tuple[float, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def renew_locks(self) -> None:
         self._lock = threading.Lock()
 
     def admit(self, key: object, now: float | None = None) -> int | None:

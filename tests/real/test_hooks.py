@@ -91,7 +91,6 @@ def test_import_in_the_middle_of_sglangs_own() -> None:
                     assert "sglang.srt.speculative.spec_info" in sys.modules
         sys.meta_path.insert(0, Middle())
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-        assert not hasattr(sys.modules["sglang.srt.speculative.spec_info"], "missing")
         import sgguard
         print([p.state for p in sgguard.status().points if "speculative" in p.point])
         """

@@ -118,8 +118,13 @@ class Telemetry:
     ) -> None:
         self.source = source
         self.limiter = LogLimiter()
-        self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
-        self._duration = _instruments(meter_provider, self)
+        # A provider that fails costs its own half of the telemetry, not the guard.
+        self._tracer: trace.Tracer = trace.NoOpTracer()
+        with fail_open("telemetry"):
+            self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
+        self._duration: metrics.Histogram = metrics.NoOpHistogram("sgguard.mode.duration")
+        with fail_open("telemetry"):
+            self._duration = _instruments(meter_provider, self)
 
     # The recorder's side (sgguard.guard.Recorder).
 

@@ -109,6 +109,25 @@ def test_a_failure_at_every_seam(recorded: Any, what: str, monkeypatch: pytest.M
     assert recorded.transitions()[-1][1] == "write"
 
 
+def test_providers_that_fail(recorded: Any, failing_open: None) -> None:
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            raise OSError("no collector")
+
+    failing: Any = Failing()
+    before = errors.counts()["telemetry"]
+    with sgguard.install(
+        "inline:{version: 1, defaults: {action: normalise}}",
+        tracer_provider=failing,
+        meter_provider=failing,
+    ):
+        cache = new_cache()
+        cache.set_mode("READ")
+        cache.set_mode("skip")
+        assert cache[0].mode == "skip"
+    assert errors.counts()["telemetry"] > before
+
+
 def test_a_broken_log_handler(
     recorded: Any, failing_open: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

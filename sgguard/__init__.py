@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from sgguard._version import __version__
 from sgguard.errors import InvalidPolicyError, PolicyError, Problem, SgguardError
+from sgguard.values import show
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -121,6 +122,8 @@ def override(policy: Policy | Mapping[str, Any]) -> Iterator[None]:
     from sgguard.runtime import runtime
 
     if not isinstance(policy, Policy):
+        if not isinstance(policy, Mapping):
+            raise PolicyError(f"override takes a Policy or a mapping, not {show(policy)}")
         policy = validate({"version": 1, **policy}, "override")
     with runtime.override(policy):
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sgguard.errors import InvalidPolicyError, PolicyError, Problem
-from sgguard.values import escape
+from sgguard.values import escape, show
 
 MAX_BYTES: Final = 256 * 1024
 
@@ -30,7 +30,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
         PolicyError: if the file is not there or cannot be read.
         InvalidPolicyError: if it is too large or not UTF-8.
     """
-    name = os.fspath(path)
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        raise PolicyError(f"a policy file is given by its path, not by {show(path)}") from None
     try:
         # A pipe that nobody writes to would hold up the start of the server. Shells hand
         # `<(command)` over as one, and that one has a writer.

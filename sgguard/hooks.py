@@ -9,6 +9,7 @@ here raises into an import.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import sys
 import threading
@@ -42,10 +43,16 @@ class BoundGuardWrapper(wrapt.BoundFunctionWrapper):  # type: ignore[type-arg]
     """
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__wrapped__.__reduce_ex__(protocol)
+        wrapped: Any = self.__wrapped__
+        if getattr(wrapped, "__self__", None) is not None:
+            return wrapped.__reduce_ex__(protocol)
+        # A plain function looked up on its class is pickled by name, as an attribute of it.
+        *path, name = wrapped.__qualname__.split(".")
+        owner = functools.reduce(getattr, path, sys.modules[wrapped.__module__])
+        return getattr, (owner, name)
 
     def __reduce__(self) -> Any:
-        return self.__wrapped__.__reduce__()
+        return self.__reduce_ex__(2)
 
     def __copy__(self) -> Any:
         return self

@@ -320,5 +320,5 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
         PolicyError: if it cannot be read or holds anything wrong. The message has one line
             per problem, ``file:line:column: key: what is wrong and what to do``.
     """
-    name = os.fspath(path)
-    return parse_policy(read_text(path), name).policy
+    text = read_text(path)
+    return parse_policy(text, os.fsdecode(path)).policy

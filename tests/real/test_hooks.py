@@ -152,6 +152,14 @@ def test_the_enum_is_otherwise_unchanged(recorded: Any) -> None:
     assert pickle.loads(pickle.dumps(bound))("auto") is cls.AUTO  # noqa: S301
     assert copy.copy(bound)("auto") is cls.AUTO
     assert copy.deepcopy(bound)("auto") is cls.AUTO
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        function = pickle.loads(pickle.dumps(kv_cache().set_mode, protocol))  # noqa: S301
+        cache = kv_cache()(num_layers=1)
+        function(cache, "read")
+        assert cache[0].mode == "read"
+        method = pickle.loads(pickle.dumps(cache.set_mode, protocol))  # noqa: S301
+        assert method.__self__[0].mode == "read"
+        assert method.__self__ is not cache
     assert bound == cls.from_string
     assert bound.__name__ == "from_string"
     assert bound.__self__ is cls

@@ -238,6 +238,11 @@ def test_neither_policy_nor_path() -> None:
                 {"version": 1, "points": {"srt.cp_strategy": {"aliases": {"a": "a"}}}}
             )
         )
+    with pytest.raises(PolicyError, match="given by its path, not by 3"):
+        load_policy(3)  # type: ignore[arg-type]
+    wrong = sgguard.override(3)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="takes a Policy or a mapping, not 3"):
+        wrong.__enter__()
     assert not sgguard.status().installed
 
 

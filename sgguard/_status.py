@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sgguard.catalogue import BY_ID
 from sgguard.hooks import State
 from sgguard.rules import Action
 from sgguard.values import escape
@@ -53,12 +54,17 @@ class Status:
     guard_errors: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """A line for the policy, then one for each point that has a place in this SGLang."""
+        """A line for the policy, then one for each point that is or may still be guarded."""
         state = "installed" if self.installed else "not installed"
         lines = [
             f"sgguard {state}, policy {self.policy_fingerprint} from {escape(self.policy_source)}"
         ]
-        shown = [point for point in self.points if point.state != "absent"]
+        shown = [
+            point
+            for point in self.points
+            if point.state in ("active", "lost")
+            or (point.state == "waiting" and not _retired(point.point))
+        ]
         width = max((len(point.point) for point in shown), default=0)
         for point in shown:
             calls = ", ".join(f"{outcome} {count}" for outcome, count in point.calls.items())
@@ -69,3 +75,8 @@ class Status:
             lines += [f"    {escape(line)}" for line in point.problem.splitlines()]
         lines += [f"  guard errors, {stage}: {n}" for stage, n in self.guard_errors.items()]
         return "\n".join(lines)
+
+
+def _retired(point_id: str) -> bool:
+    point = BY_ID.get(point_id)
+    return point is not None and point.retired

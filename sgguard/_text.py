@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sgguard.errors import InvalidPolicyError, PolicyError, Problem
-from sgguard.values import escape, show
+from sgguard.values import cut, escape, show
 
 MAX_BYTES: Final = 256 * 1024
 
@@ -43,9 +43,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
             raw = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise PolicyError(
-            escape(f"{name}: cannot read the policy file: {reason}; check the path and its rights")
-        ) from error
+        what = f"{cut(name, 300)}: cannot read the policy file: {reason}"
+        raise PolicyError(escape(f"{what}; check the path and its rights")) from error
     if len(raw) > MAX_BYTES:
         message = f"the file is larger than {MAX_BYTES // 1024} KiB; this is no policy file"
         raise InvalidPolicyError(name, [Problem(message)])

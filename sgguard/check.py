@@ -207,9 +207,13 @@ def _explain(rule: Rule, guard: Guard, value: str) -> list[Step]:
                 return found
         if rule.action == "fallback" and ask("fallback", rule.fallback):
             return found
-    hint = close_match(value, guard.accepted())
     raised = f"refused under action {rule.action}: SGLang's exception reaches the caller"
-    near = f"; the closest value is {show(hint)}, which is named and not used" if hint else ""
+    reading = guard.would_normalise(value)
+    hint = close_match(value, guard.accepted())
+    if reading is not UNSET and rule.action == "observe":
+        near = f"; it reads as {show(reading)}, which action normalise would use"
+    else:
+        near = f"; the closest value is {show(hint)}, which is named and not used" if hint else ""
     found.append(Step(raised + near, show(value), False))
     return found
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Literal
 
 from sgguard.compat.fork import renew_after_fork
-from sgguard.values import escape
+from sgguard.values import cut, escape
 
 logger = logging.getLogger("sgguard")
 
@@ -58,6 +58,10 @@ class PolicyError(SgguardError, ValueError):
     """A policy cannot be used. The message says what is wrong, where, and what to do."""
 
 
+#: Characters of one problem in an error's text.
+LONGEST_LINE: Final = 2000
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing that is wrong with a policy.
@@ -78,7 +82,7 @@ class Problem:
         """One line: ``source:line:column: key: message``."""
         place = source if self.line is None else f"{source}:{self.line}:{self.column}"
         key = f"{self.key}: " if self.key else ""
-        return escape(f"{place}: {key}{self.message}")
+        return cut(escape(f"{place}: {key}{self.message}"[: 4 * LONGEST_LINE]), LONGEST_LINE)
 
 
 class InvalidPolicyError(PolicyError):
@@ -132,6 +136,12 @@ def record(stage: Stage, error: BaseException) -> None:
             stage,
             exc_info=error,
         )
+
+
+def say(level: int, message: str, *args: object) -> None:
+    """Log a line. A log handler that raises is not the caller's trouble."""
+    with contextlib.suppress(Exception):
+        logger.log(level, message, *args)
 
 
 def counts() -> dict[Stage, int]:

@@ -43,7 +43,9 @@ class Unread:
 
 
 def disabled() -> bool:
-    return os.environ.get(ENV_DISABLED, "").strip().lower() not in ("", "0", "false", "no")
+    return os.environ.get(ENV_DISABLED, "").strip().lower() not in (
+        "", "0", "false", "no", "n", "off",
+    )  # fmt: skip
 
 
 def unread_of(policy: object) -> Unread | None:
@@ -51,7 +53,12 @@ def unread_of(policy: object) -> Unread | None:
     if isinstance(policy, str) and policy.startswith(INLINE):
         return Unread(policy.removeprefix(INLINE), "inline", None)
     if isinstance(policy, (str, os.PathLike)):
-        path = os.fspath(policy)
+        try:
+            path = os.fsdecode(policy)
+        except TypeError:
+            raise PolicyError(
+                f"a policy file is given by its path, not by {show(policy)}"
+            ) from None
         return Unread(read_text(path), path, path)
     return None
 

@@ -11,16 +11,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, Final
 
 from sgguard import accepted as accepted_
+from sgguard import errors
 from sgguard import note as note_
 from sgguard.callsite import callers, is_plumbing
 from sgguard.catalogue import UNSET, Point
 from sgguard.compat.process import rank
 from sgguard.counts import Counts, ModeClock, Outcome
 from sgguard.decision import Control, Decision, Transition
+from sgguard.discovery import class_dict
 from sgguard.errors import fail_open
 from sgguard.repair import STEPS, Step, readings
 from sgguard.rules import Rule
@@ -109,7 +111,10 @@ class Guard:
         try:
             result = wrapped(*args, **kwargs)
         except REFUSALS as error:
-            result = self._refused(wrapped, args, kwargs, error)
+            try:
+                result = self._refused(wrapped, args, kwargs, error)
+            except RecursionError:  # too little stack left to find out anything
+                result = _UNREPAIRED
             if result is _UNREPAIRED:
                 raise
             return result[0]
@@ -127,15 +132,22 @@ class Guard:
         try:
             result = wrapped(*args, **kwargs)
         except REFUSALS as error:
-            repaired = self._refused(wrapped, args, kwargs, error)
+            try:
+                repaired = self._refused(wrapped, args, kwargs, error)
+            except RecursionError:
+                repaired = _UNREPAIRED
             if repaired is _UNREPAIRED:
                 raise
             result, applied = repaired
         else:
             self._count()
-        after = self._read_mode(instance)
-        if after is not before or after is UNSET:
-            self._changed(instance, before, after, args, kwargs, applied)
+        try:
+            after = self._read_mode(instance)
+            if after is not before or after is UNSET:
+                self._changed(instance, before, after, args, kwargs, applied)
+        except RecursionError:  # SGLang has done its part with the stack there was
+            if errors.reraise:
+                raise
         return result
 
     def call_reset(
@@ -146,12 +158,27 @@ class Guard:
             return wrapped(*args, **kwargs)
         before = self._read_mode(instance)
         result = wrapped(*args, **kwargs)
-        after = self._read_mode(instance)
-        if after is not before:
-            self._transition(instance, before, after, wrapped.__name__)
+        try:
+            after = self._read_mode(instance)
+            if after is not before:
+                self._transition(instance, before, after, wrapped.__name__)
+        except RecursionError:
+            if errors.reraise:
+                raise
         return result
 
     # What follows runs only when something is to be said.
+
+    def succeed(self, lost: Guard) -> None:
+        """Take the place of a guard that was lost, and keep what it knew of SGLang's function.
+
+        A hook need not say which function it calls, and then there is nothing to read it from.
+        """
+        function = self.function
+        if lost.function is not None and not (
+            function is not None and self._is_own(function.__code__, function.__module__)
+        ):
+            self.function, self._parameter = lost.function, lost._parameter
 
     def _value_parameter(self) -> str | None:
         """The name of the parameter that takes the value: the one after ``self``/``cls``."""
@@ -207,6 +234,14 @@ class Guard:
                 )
             )
 
+    def _is_own(self, code: CodeType, module: object) -> bool:
+        """Whether code is SGLang's method by its name: a hook may hide which function it calls."""
+        own = class_dict(self.owner)
+        name = f"{own.get('__qualname__', self.owner.__qualname__)}.{self.method}"
+        return module == own.get("__module__") and (
+            getattr(code, "co_qualname", name) == name and code.co_name == self.method
+        )
+
     def _is_refusal(self, traceback: TracebackType | None) -> bool:
         """Whether the guarded function itself raised, not deeper code for another reason.
 
@@ -224,7 +259,7 @@ class Guard:
         if not frames:
             return False
         deepest = frames[-1].f_code
-        if deepest in self._codes:
+        if deepest in self._codes or self._is_own(deepest, frames[-1].f_globals.get("__name__")):
             return True
         first = next((f for f in frames if not is_plumbing(f.f_globals.get("__name__"))), None)
         return first is not None and deepest is first.f_code
@@ -323,7 +358,7 @@ class Guard:
         note = ""
         if decision.outcome == "refused":
             with fail_open("note"):
-                hint = self._would_normalise(decision.received)
+                hint = self.would_normalise(decision.received)
                 note = note_.add(decision, self.accepted(), hint)
         self.control.recorder.invalid(decision, note)
 
@@ -357,12 +392,26 @@ class Guard:
             target = None
         else:
             return None
-        return self._ask_by_calling(target)
+        # Below whatever else wraps it: a hook or a mock is not to be called with values that
+        # nobody sent.
+        function = self.function
+        if function is None or not self._is_own(function.__code__, function.__module__):
+            return None
+        first = self.owner if target is None else target
 
-    def _ask_by_calling(self, target: object) -> Callable[[object], bool]:
+        def accepts(value: object) -> bool:
+            try:
+                function(first, value)
+            except Exception:  # noqa: BLE001 - whatever it raises, it did not accept
+                return False
+            return True
+
+        return accepts
+
+    def _ask_by_calling(self) -> Callable[[object], bool]:
         # What somebody put there may be no descriptor: Cls.from_string = Cls.from_string.
         get = getattr(type(self.raw), "__get__", None)
-        bound: Any = self.raw if get is None else get(self.raw, target, self.owner)
+        bound: Any = self.raw if get is None else get(self.raw, None, self.owner)
 
         def accepts(value: object) -> bool:
             try:
@@ -391,13 +440,14 @@ class Guard:
         names the point in a policy wants it called with that value.
         """
         asker = self.asker()
-        if asker is None and self.point.kind == "enum":
-            asker = self._ask_by_calling(None)
+        if asker is None and self.point.kind == "enum" and not self.point.pure:
+            asker = self._ask_by_calling()
         if asker is not None:
             return asker(value)
-        return True if value in self.accepted() else None
+        # Something that cannot be looked into (a mock) contradicts nothing.
+        return True if self.function is None or value in self.accepted() else None
 
-    def _would_normalise(self, value: object) -> object:
+    def would_normalise(self, value: object) -> object:
         """What normalising with no aliases would use; ``UNSET`` if nothing."""
         asker = self.asker()
         if asker is None:

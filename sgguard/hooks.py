@@ -23,11 +23,9 @@ import wrapt
 from sgguard.accepted import unwrap
 from sgguard.catalogue import POINTS, Point, Target, targets_by_module
 from sgguard.discovery import PREFIX, class_dict, class_mro, discover
-from sgguard.errors import fail_open
+from sgguard.errors import fail_open, say
 from sgguard.finder import Finder
 from sgguard.guard import Guard
-
-logger = logging.getLogger("sgguard")
 
 State = Literal["active", "lost", "waiting", "absent"]
 STATES: Final[tuple[State, ...]] = ("active", "lost", "waiting", "absent")
@@ -209,8 +207,9 @@ class Hooks:
             for place in self._places:
                 place.guard.off = False
             for candidate, guard in ready:
-                self._guard(candidate, guard)
-            if self._finder not in sys.meta_path:
+                with fail_open("hook"):  # one class that cannot be guarded leaves the rest
+                    self._guard(candidate, guard)
+            if not any(finder is self._finder for finder in sys.meta_path):
                 sys.meta_path.insert(0, self._finder)
             for name in _BY_MODULE:
                 if name not in self._registered:
@@ -223,8 +222,8 @@ class Hooks:
         """Take every guard off. What cannot be taken off passes calls straight on."""
         with self.lock:
             self.active = False
-            if self._finder in sys.meta_path:
-                sys.meta_path.remove(self._finder)
+            # By identity: another finder's == is none of our business.
+            sys.meta_path[:] = [f for f in sys.meta_path if f is not self._finder]
             self._unfinished.clear()
             self._places = [place for place in self._places if not self._take_off(place)]
 
@@ -284,17 +283,24 @@ class Hooks:
     def _guard(self, candidate: Candidate, guard: Guard | None) -> None:
         if self._on(candidate) is not None:
             return
-        for lost in [p for p in self._places if p.candidate.owner is candidate.owner]:
-            if lost.candidate.attribute == candidate.attribute:
-                self._take_off(lost)  # what is left of it, so that nothing is guarded twice
+        lost = [
+            place
+            for place in self._places
+            if place.candidate.owner is candidate.owner
+            and place.candidate.attribute == candidate.attribute
+        ]
+        for place in lost:
+            self._take_off(place)  # what is left of it, so that nothing is guarded twice
         # Whatever is there now is guarded, and comes back when the guard is taken off.
-        raw = class_dict(candidate.owner)[candidate.attribute]
+        raw = _stripped(candidate.owner, candidate.attribute)
         if guard is None or guard.raw is not raw:
             guard = self._make_guard(
                 Candidate(
                     candidate.point, candidate.target, candidate.owner, candidate.attribute, raw
                 )
             )
+        for place in lost:
+            guard.succeed(place.guard)
         place = Place(candidate, guard)
         entry = guard.call if candidate.point.kind == "enum" else guard.call_mode
         self._wrap(place, candidate.attribute, entry)
@@ -311,7 +317,7 @@ class Hooks:
 
     def _wrap(self, place: Place, attribute: str, entry: Callable[..., Any]) -> None:
         owner = place.candidate.owner
-        raw = class_dict(owner)[attribute]
+        raw = _stripped(owner, attribute)
         wrapper = GuardWrapper(raw, entry)
         setattr(owner, attribute, wrapper)
         place.wrappers[attribute] = (wrapper, raw)
@@ -320,12 +326,15 @@ class Hooks:
 
     def check(self) -> None:
         """Log every guard that something took off since the last look, once."""
+        if not self.active:
+            return
         with self.lock:
             lost = [p for p in self._places if not (p.warned or p.superseded or p.is_on())]
             for place in lost:
                 place.warned = True
         for place in lost:
-            logger.warning(
+            say(
+                logging.WARNING,
                 "sgguard: the guard of %s at %s was lost: something replaced it. "
                 "sgguard.install() puts it back.",
                 place.candidate.point.id,
@@ -340,7 +349,7 @@ class Hooks:
             found: list[tuple[Place, State]] = [
                 (place, "active" if place.is_on() else "lost")
                 for place in self._places
-                if not place.superseded
+                if self.active and not place.superseded
             ]
         self.check()
         return found
@@ -351,7 +360,22 @@ class Hooks:
             return [place.guard for place in self._places]
 
 
-def unguarded(places: Iterable[Place]) -> Iterator[tuple[Point, str, State, Target]]:
+def _stripped(owner: type, attribute: str) -> Any:
+    """A class attribute, with guards of ours taken off that were forgotten there.
+
+    Somebody who patches a guarded method and undoes that after ``uninstall()`` puts a guard
+    back that nobody knows of any more.
+    """
+    raw = class_dict(owner)[attribute]
+    bare = raw
+    while type(bare) is GuardWrapper:
+        bare = bare.__wrapped__
+    if bare is not raw:
+        setattr(owner, attribute, bare)
+    return bare
+
+
+def unguarded(places: Iterable[Place], active: bool) -> Iterator[tuple[Point, str, State, Target]]:
     """The catalogue's implementations that no place stands for, each with its state."""
     taken = {(p.candidate.point.id, p.candidate.target.implementation) for p in places}
     for point in POINTS:
@@ -360,5 +384,5 @@ def unguarded(places: Iterable[Place]) -> Iterator[tuple[Point, str, State, Targ
                 continue
             targets = [t for t in point.targets if t.implementation == implementation]
             imported = [t for t in targets if t.module in sys.modules]
-            state: State = "absent" if imported else "waiting"
+            state: State = "absent" if imported and active else "waiting"
             yield point, implementation, state, (imported or targets)[-1]

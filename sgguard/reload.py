@@ -19,7 +19,7 @@ from typing import Final
 from sgguard._text import read_text
 from sgguard.errors import PolicyError, fail_open
 
-Signature = tuple[int, int, int, int]
+Signature = tuple[int, int, int, int, int]
 
 SETTLE: Final = 0.1
 """Seconds for which a file that is written in place is left alone before it is read."""
@@ -162,8 +162,15 @@ class Watcher:
             found = os.stat(self.path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+        # ctime as well: the time of a change can be set, the time of that cannot.
+        return (
+            found.st_dev,
+            found.st_ino,
+            found.st_mtime_ns,
+            found.st_ctime_ns,
+            found.st_size,
+        )
 
 
 def _age(signature: Signature) -> float:
-    return abs(time.time() - signature[2] / 1e9)
+    return abs(time.time() - signature[3] / 1e9)

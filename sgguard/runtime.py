@@ -15,7 +15,7 @@ from sgguard._status import PointStatus, Status
 from sgguard.catalogue import Target
 from sgguard.compat.fork import renew_after_fork
 from sgguard.counts import Counts
-from sgguard.errors import PolicyError, fail_open
+from sgguard.errors import PolicyError, fail_open, say
 from sgguard.given import (
     ENV_ACTION,
     ENV_DISABLED,
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from sgguard.policy import Policy
     from sgguard.policy_file import Source
-
-logger = logging.getLogger("sgguard")
 
 
 class Installation:
@@ -133,7 +131,7 @@ class Runtime:
         unread = unread_of(policy)
         given = source_of(policy) if unread is None else unread.parse()
         if disabled():
-            logger.info("sgguard: not installed, because %s is set", ENV_DISABLED)
+            say(logging.INFO, "sgguard: not installed, because %s is set", ENV_DISABLED)
             return Installation(self)
         with self._lock:
             if given is None:
@@ -154,9 +152,12 @@ class Runtime:
 
     def _set_providers(self, tracer_provider: Any, meter_provider: Any) -> None:
         if self.hooks.active:  # what is not given stays
-            tracer_provider = tracer_provider or self._providers[0]
-            meter_provider = meter_provider or self._providers[1]
-        if (tracer_provider, meter_provider) != self._providers:
+            if tracer_provider is None:
+                tracer_provider = self._providers[0]
+            if meter_provider is None:
+                meter_provider = self._providers[1]
+        tracer, meter = self._providers
+        if tracer_provider is not tracer or meter_provider is not meter:
             self._providers = (tracer_provider, meter_provider)
             self.recorder = Telemetry(self, tracer_provider, meter_provider)
 
@@ -192,7 +193,8 @@ class Runtime:
                 if given:
                     self._unread = unread_of(given)
                     if action:
-                        logger.warning(
+                        say(
+                            logging.WARNING,
                             "sgguard: %s is ignored, because %s gives a policy",
                             ENV_ACTION,
                             ENV_POLICY,
@@ -259,7 +261,8 @@ class Runtime:
             if pinned and watcher is not None:
                 self._watcher = None
                 watcher.stop()
-        logger.info(
+        say(
+            logging.INFO,
             "sgguard: policy %s from %s is in force%s",
             self.book.fingerprint,
             escape(current.name),
@@ -269,7 +272,8 @@ class Runtime:
     def _reload_failed(self, error: PolicyError) -> None:
         with self._lock:
             self._reloads["invalid"] = self._reloads.get("invalid", 0) + 1
-        logger.error(
+        say(
+            logging.ERROR,
             "sgguard: the changed policy cannot be used; the one before (%s) stays in force:\n%s",
             self.book.fingerprint,
             _lines(error),
@@ -289,7 +293,9 @@ class Runtime:
             )
             for place, state in places
         ]
-        for point, implementation, state, target in unguarded([p for p, _ in places]):
+        for point, implementation, state, target in unguarded(
+            [p for p, _ in places], self.hooks.active
+        ):
             points.append(self._status_of(point.id, implementation, state, target))
         fingerprint, name = self.policy()
         found: dict[str, int] = {stage: n for stage, n in errors.counts().items() if n}
@@ -339,7 +345,8 @@ class Runtime:
                     _check(source, [guard])
                 except PolicyError as error:
                     self.book = self.book.rejecting({candidate.point.id: str(error)})
-                    logger.error(
+                    say(
+                        logging.ERROR,
                         "sgguard: %s is only observed, because its policy cannot work:\n%s",
                         candidate.point.id,
                         _lines(error),
@@ -373,7 +380,8 @@ def _lines(error: PolicyError) -> str:
 
 
 def _log_unusable(error: PolicyError) -> None:
-    logger.error(
+    say(
+        logging.ERROR,
         "sgguard: the policy cannot be used; values are observed, none is repaired:\n%s",
         _lines(error),
     )

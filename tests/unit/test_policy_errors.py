@@ -250,3 +250,29 @@ def test_no_error_text_carries_control_characters() -> None:
     lines = errors('version: 1\n"\\e[31mred\\nline": 2\n')
     assert lines
     assert all(line.isprintable() for line in lines)
+
+
+def test_paths_of_other_types(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("version: 1\n")
+
+    class Bytes:
+        def __fspath__(self) -> bytes:
+            return os.fsencode(path)
+
+    class Number:
+        def __fspath__(self) -> int:
+            return 3
+
+    with sgguard.install(Bytes()) as handle:  # type: ignore[arg-type]
+        assert f"from {path}" in str(handle.status())
+    for load in (sgguard.install, load_policy):
+        with pytest.raises(PolicyError, match="given by its path, not by"):
+            load(Number())  # type: ignore[operator]
+
+
+def test_error_texts_are_bounded() -> None:
+    for wrong in ("x" * 10**6, "inline:{version: " + "a" * 10**5 + "}"):
+        with pytest.raises(PolicyError) as caught:
+            sgguard.install(wrong)
+        assert len(str(caught.value)) < 3000
